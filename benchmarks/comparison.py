@@ -1,0 +1,138 @@
+"""The square {outcome, gain} x {flow_sde, ddim_sde}, and gain with T' = 5, over several seeds.
+
+    python -m benchmarks.comparison --seeds 0 1 2 --iterations 40
+
+Every run is the ordinary command line, two of them side by side on one thread each; finished runs
+are skipped and interrupted ones continued, so it may be stopped and started again. Writes
+docs/comparison.md and docs/images/comparison.png; what people wrote into the document stays.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.comparison_plot import ArmRun, draw
+from benchmarks.comparison_table import document
+from benchmarks.marked_section import write_marked
+from cluster.run_folder import SUMMARY, read_optional, read_run
+
+CONFIG = "configs/quickstart.toml"
+ARMS = {
+    "outcome-flow_sde": ('credit.rule="outcome"', 'sampling.kernel="flow_sde"'),
+    "outcome-ddim_sde": ('credit.rule="outcome"', 'sampling.kernel="ddim_sde"'),
+    "gain-flow_sde": ('credit.rule="gain"', 'sampling.kernel="flow_sde"'),
+    "gain-ddim_sde": ('credit.rule="gain"', 'sampling.kernel="ddim_sde"'),
+    "gain-ddim_sde-5": (
+        'credit.rule="gain"',
+        'sampling.kernel="ddim_sde"',
+        "sampling.num_substeps=5",
+    ),
+}
+"""What tells the arms apart; everything else is the config's. `-5` is T' = 5."""
+ONE_THREAD = ("rollout.num_workers=1", "rollout.threads_per_worker=1", "learner.threads_per_rank=1")
+SKELETON = """# The comparison: credit and kernel
+
+{generated}
+
+## Reading
+
+Not written yet. (This section is written by hand; running the comparison again leaves it alone.)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, then draw and write. The exit status is 1 when a run failed."""
+    args = parse(argv)
+    todo = [(arm, seed) for seed in args.seeds for arm in args.arms]
+    commands = {(arm, seed): command(arm, seed, args) for arm, seed in todo}
+    with ThreadPoolExecutor(args.jobs) as pool:
+        failed = sum(
+            pool.map(lambda key: run_one(folder(key[0], key[1], args), commands[key]), todo)
+        )
+    runs = [
+        ArmRun.read(arm, seed, read_run(folder(arm, seed, args)))
+        for arm, seed in todo
+        if finished(folder(arm, seed, args))
+    ]
+    if runs:
+        draw(runs, args.docs / "images" / "comparison.png")
+        example = [shlex.join(commands[todo[0]])]
+        text = document(
+            runs, [shlex.join(["python", "-m", "benchmarks.comparison", *args.argv])], example
+        )
+        write_marked(args.docs / "comparison.md", "benchmarks/comparison.py", text, SKELETON)
+        print(f"{len(runs)} runs -> {args.docs / 'comparison.md'}")
+    return 1 if failed else 0
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; `argv` as given is kept for the document."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.comparison", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--iterations", type=int, default=None, help="default: the config's")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    parser.add_argument("--runs", type=Path, default=Path("runs/comparison"))
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="section.key=value", dest="settings"
+    )
+    args = parser.parse_args(argv)
+    args.argv = list(sys.argv[1:] if argv is None else argv)
+    return args
+
+
+def folder(arm: str, seed: int, args: argparse.Namespace) -> Path:
+    """The run folder of one arm and seed."""
+    return args.runs / arm / str(seed)
+
+
+def command(arm: str, seed: int, args: argparse.Namespace) -> list[str]:
+    """The command line of one run."""
+    length = [] if args.iterations is None else [f"run.num_iterations={args.iterations}"]
+    where = [f'run.dir="{folder(arm, seed, args)}"', 'run.resume="auto"']
+    named = [f'run.name="{arm}"', f"run.seed={seed}"]
+    overrides = [*named, *where, *length, *ONE_THREAD, *ARMS[arm], *args.settings]
+    return ["python", "-m", "cluster", "train", args.config, *overrides]
+
+
+def finished(run_dir: Path) -> bool:
+    """Whether the run has ended well."""
+    return read_optional(run_dir, SUMMARY).get("status") == "finished"
+
+
+def run_one(run_dir: Path, words: Sequence[str]) -> bool:
+    """Run one command to its end, output into a log beside the run folder; true when it failed."""
+    if finished(run_dir):
+        print(f"{run_dir}: finished before")
+        return False
+    log = run_dir.with_name(f"{run_dir.name}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{run_dir}: started, output in {log}", flush=True)
+    start = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with log.open("a", encoding="utf-8") as output:
+        output.write(shlex.join(words) + "\n")
+        output.flush()
+        status = subprocess.run(
+            [sys.executable, *words[1:]],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            check=False,
+        ).returncode
+    outcome = "done" if status == 0 else f"FAILED with exit status {status}"
+    print(f"{run_dir}: {outcome} after {time.monotonic() - start:.0f} s", flush=True)
+    return status != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/make_model.py`, which makes the shipped model from nothing."""

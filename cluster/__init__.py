@@ -1,0 +1,1 @@
+"""Wires the other packages into a running system; nobody imports it."""

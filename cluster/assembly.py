@@ -1,0 +1,66 @@
+"""From scored slices to sealed groups: the controller's side of one group's journey (design.md, steps 4 and 5)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cluster.backend import ScoreAnswer
+from rewards.base import RewardValues
+from rewards.composite import combine
+from rollout.records import GroupRequest, SliceRequest
+from rollout.trajectory import seal_group
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A group whose slices are still being sampled or scored."""
+
+    request: GroupRequest
+    num_slices: int
+    batches: list[Any] = field(default_factory=list)
+    """pa.RecordBatch of each scored slice."""
+    scores: list[tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]] = field(default_factory=list)
+    """(samples [B], states [B], columns) of each slice and reward."""
+
+    def add(self, batch: Any, answers: list[ScoreAnswer]) -> bool:
+        """Take one slice and every reward's values for it; True when the group is whole."""
+        self.batches.append(batch)
+        for answer in answers:
+            assert isinstance(answer.outcome, RewardValues)
+            self.scores.append((answer.samples, answer.states, answer.outcome.columns))
+        return len(self.batches) == self.num_slices
+
+
+def split_group(request: GroupRequest, slice_size: int, shared: bool, keep_previews: int) -> list[SliceRequest]:
+    """Cut a group into slices; only the first one scores x_T when the group shares it."""
+    return [
+        SliceRequest(
+            group=request,
+            first=first,
+            count=slice_size,
+            score_initial=first == 0 or not shared,
+            keep_previews=max(0, min(slice_size, keep_previews - first)),
+        )
+        for first in range(0, request.num_samples, slice_size)
+    ]
+
+
+def seal(group: OpenGroup, weights: dict[str, float], num_states: int, shared: bool) -> Any:
+    """Put slices and rewards together into the group's record batch.
+
+    A reward column becomes [N, T + 1], NaN where a state was not scored. A shared x_T was scored once: its value
+    stands in every member's row.
+    """
+    num_samples = group.request.num_samples
+    parts: dict[str, np.ndarray] = {}
+    for samples, states, columns in group.scores:
+        for name, values in columns.items():
+            table = parts.setdefault(name, np.full((num_samples, num_states), np.nan))
+            table[samples, states] = values
+    for table in parts.values():
+        scored_initial = ~np.isnan(table[:, 0])
+        if shared and scored_initial.any():
+            table[:, 0] = table[scored_initial, 0][0]
+    return seal_group(group.batches, combine(parts, weights), parts)

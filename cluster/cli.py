@@ -1,0 +1,148 @@
+"""The command line: `flowcredit train | resume | evaluate | sample | plan` (also `python -m cluster`)."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from cluster.config import ConfigError, RunConfig, load
+
+EXIT_MISTAKE, EXIT_FAILED = 2, 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="flowcredit", description="Post-train flow-matching image models with per-step credit."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    train = commands.add_parser("train", help="train as a config says")
+    train.add_argument("config", type=Path, help="TOML file, such as configs/quickstart.toml")
+    resume = commands.add_parser("resume", help="continue a run from its last checkpoint")
+    resume.add_argument("run", type=Path, help="run folder")
+    plan = commands.add_parser("plan", help="print what a config will run, and run nothing")
+    plan.add_argument("config", type=Path)
+    for name, text in (
+        ("evaluate", "score held-out prompts with a run, a checkpoint or a model"),
+        ("sample", "draw prompts to PNG files, with the noise they began from"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("target", type=Path, help="run folder, checkpoint folder or model folder")
+        command.add_argument("--config", type=Path, help="config for a model folder (default: configs/quickstart.toml)")
+        command.add_argument("--base", action="store_true", help="a run's model without its trained weights")
+        command.add_argument("--out", type=Path, required=name == "sample", help="folder for the results")
+        if name == "sample":
+            command.add_argument("--prompt", action="append", required=True, help="may be given several times")
+            command.add_argument("--seed", type=int, default=0)
+    for command in commands.choices.values():
+        command.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings over the file's")
+        command.add_argument("--address", help="Ray cluster to join (default: RAY_ADDRESS, else a local one)")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; return the exit code: 0 done, 1 the run failed, 2 a mistake in what was asked."""
+    args = _parse(argv)
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    _quiet_libraries()
+    try:
+        COMMANDS[args.command](args)
+    except ConfigError as error:
+        errors.print(f"error: {error}", style="red", markup=False)
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        errors.print("interrupted; `flowcredit resume RUN` continues from the last checkpoint", markup=False)
+        return 130
+    except Exception as error:  # supervision boundary: the process ends here, with the cause said plainly
+        cause = _cause(error)
+        if isinstance(cause, ValueError):
+            errors.print(f"error: {cause}", style="red", markup=False)
+            return EXIT_MISTAKE
+        errors.print_exception(show_locals=False)
+        errors.print(f"error: {type(cause).__name__}: {cause}", style="red", markup=False)
+        return EXIT_FAILED
+    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parse; overrides may stand before, between and after options."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    for word in rest:
+        if word.startswith("-") or "=" not in word:
+            parser.error(f"unrecognized argument: {word}")
+    args.overrides += rest
+    return args
+
+
+def _quiet_libraries() -> None:
+    """Keep other libraries' greetings off the terminal, here and in the actors, which inherit the environment."""
+    for name, value in {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "DIFFUSERS_VERBOSITY": "error",
+        "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", ""),
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }.items():
+        if value:
+            os.environ.setdefault(name, value)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error that an actor raised, out of Ray's wrapping."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error
+
+
+def _train(args: argparse.Namespace) -> None:
+    from cluster.train import train
+
+    folder, summary = train(load(args.config, args.overrides), args.address)
+    _show(folder, summary)
+
+
+def _resume(args: argparse.Namespace) -> None:
+    from cluster.train import resume
+
+    folder, summary = resume(args.run, args.overrides, args.address)
+    _show(folder, summary)
+
+
+def _show(folder: Path, summary: dict) -> None:
+    from cluster.evaluation_table import terminal_table
+
+    console = Console()
+    console.print(terminal_table(summary["evaluation"], f"Held-out prompts ({summary['weights']} weights)"))
+    console.print(f"report:  {folder / 'report.html'}\nweights: {folder / 'weights'}", soft_wrap=True, highlight=False)
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from cluster.costs import describe
+
+    console = Console()
+    for table in describe(load(args.config, args.overrides)):
+        console.print(table)
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from cluster.commands import evaluate_target
+
+    evaluate_target(args.target, args.config, args.overrides, args.base, args.out, args.address)
+
+
+def _sample(args: argparse.Namespace) -> None:
+    from cluster.commands import sample_target
+
+    sample_target(
+        args.target, args.config, args.overrides, args.base, args.out, args.address, args.prompt, args.seed
+    )
+
+
+COMMANDS = {"train": _train, "resume": _resume, "plan": _plan, "evaluate": _evaluate, "sample": _sample}
+
+__all__ = ["RunConfig", "build_parser", "main"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""The whole run's configuration: the packages' tables put together, loaded from TOML, checked. Imports no torch."""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from learner.config import CreditConfig, LearnerConfig, ObjectiveConfig
+from rewards.config import RewardsConfig
+from rollout.config import ModelConfig, PromptConfig, RolloutConfig, SamplingConfig
+
+
+class Section(BaseModel):
+    """A table of the run's TOML: unknown keys fail, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """What the run is called, how long it goes, and what it leaves behind."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Every noise and every prompt order follows from it."""
+    num_iterations: int = Field(ge=1)
+    """Batches consumed; each one publishes one policy version."""
+    dir: str | None = None
+    """Run folder; none means runs/<name>/<date-time>."""
+    resume: Literal["never", "auto"] = "never"
+    """auto: a folder that already holds this run is continued from its last checkpoint."""
+    max_policy_lag: int = Field(0, ge=0)
+    """k: batch b is sampled with policy version max(0, b - k); 0 is strictly on-policy."""
+    checkpoint_every: int = Field(10, ge=1)
+    """Iterations between checkpoints; the last iteration always writes one."""
+    keep_checkpoints: int = Field(2, ge=1)
+    record_trajectories: bool = False
+    """Mirror every consumed batch to trajectories/*.arrow (latents included: mind the disk)."""
+
+
+class EvaluationConfig(Section):
+    """Held-out prompts, sampled without noise in between, before and after training on the same latents."""
+
+    path: str
+    """JSONL of prompts; a line's number fixes its noise, so repeated prompts get different noise."""
+    num_prompts: int | None = Field(None, ge=1)
+    """Only the first so many lines; none means all."""
+    num_steps: int = Field(10, ge=1)
+    guidance_scale: float = Field(1.0, ge=1)
+    seed: int = Field(20_260, ge=0)
+    """Noise of the held-out latents; not the run's seed, so that runs are comparable."""
+    weights: Literal["ema", "raw"] = "ema"
+    """Which weights the evaluation after training uses, and which are exported."""
+    batch: int = Field(92, ge=1)
+    """Images of one network call."""
+    graded: str = "shapes"
+    """Reward column shown as the graded score."""
+    strict: str = "shapes_strict"
+    """Reward column shown as the strict (0 or 1) score; empty if there is none."""
+
+
+class RunConfig(Section):
+    """One run. `load` makes it from a TOML file."""
+
+    run: RunSection
+    model: ModelConfig
+    prompts: PromptConfig
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    rewards: RewardsConfig
+    credit: CreditConfig = Field(default_factory=CreditConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    evaluation: EvaluationConfig
+
+    @model_validator(mode="after")
+    def ema_evaluation_needs_an_ema(self) -> "RunConfig":
+        if self.evaluation.weights == "ema" and self.learner.ema_decay == 0:
+            raise ValueError(
+                "evaluation.weights = 'ema' but learner.ema_decay = 0 keeps none; "
+                "set evaluation.weights = 'raw' or learner.ema_decay > 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def updates_need_as_many_trajectories(self) -> "RunConfig":
+        batch = self.rollout.groups_per_batch * self.rollout.samples_per_group
+        if self.learner.updates_per_batch > batch:
+            raise ValueError(
+                f"learner.updates_per_batch = {self.learner.updates_per_batch} is more than the "
+                f"{batch} trajectories of a batch"
+            )
+        if batch % (self.learner.updates_per_batch * self.learner.num_ranks):
+            raise ValueError(
+                f"a batch of {batch} trajectories (rollout.groups_per_batch x rollout.samples_per_group) "
+                f"does not divide into learner.updates_per_batch = {self.learner.updates_per_batch} x "
+                f"learner.num_ranks = {self.learner.num_ranks} equal parts; change one of the four"
+            )
+        return self
+
+
+class ConfigError(ValueError):
+    """A mistake in the user's configuration; the message names file, key, value and cure."""
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read a TOML file, apply `section.key=value` overrides, validate.
+
+    Raises ConfigError, all mistakes at once, each with its key, its value and what would be right.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"config file {path} does not exist; see configs/ for the shipped ones")
+    try:
+        table = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides or []:
+        _apply(table, override)
+    try:
+        return RunConfig.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"{path}:\n" + "\n".join(f"  {_explain(e)}" for e in error.errors())) from error
+
+
+def _apply(table: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} is not a table")
+    table[last] = value
+
+
+def _explain(error: Any) -> str:
+    """One line for one pydantic error: key, value, what would be right."""
+    key = ".".join(str(part) for part in error["loc"]) or "config"
+    kind, value = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _known_keys(error["loc"][:-1]), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(_known_keys(error['loc'][:-1]))}"
+        return f"{key} = {value!r}: unknown key{hint}"
+    if kind == "missing":
+        return f"{key}: required, but not set"
+    if kind == "value_error":
+        return f"{key}: {error['ctx']['error']}" if error["loc"] else str(error["ctx"]["error"])
+    return f"{key} = {value!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _known_keys(loc: tuple[str | int, ...]) -> list[str]:
+    model: Any = RunConfig
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        model = annotation if hasattr(annotation, "model_fields") else annotation.__args__[0]
+    return list(model.model_fields)
+
+
+def dump(config: RunConfig) -> str:
+    """Return the resolved configuration as TOML text that `load` reads back to an equal config."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True))
+
+
+def resolve_paths(config: RunConfig, run_dir: Path) -> RunConfig:
+    """Return the config with local paths absolute, since actors may have another working directory."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).resolve()) if Path(path).exists() else path
+
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"dir": str(run_dir)}),
+            "model": config.model.model_copy(update={"path": absolute(config.model.path)}),
+            "prompts": config.prompts.model_copy(update={"path": absolute(config.prompts.path)}),
+            "evaluation": config.evaluation.model_copy(update={"path": absolute(config.evaluation.path)}),
+        }
+    )

@@ -1,0 +1,73 @@
+"""What a user may say about credit, objective and training. Imports no torch."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A table of the run's TOML: unknown keys fail, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CreditConfig(Section):
+    """From rewards to advantages."""
+
+    rule: str = "gain"
+    """outcome | gain | gae, or "my.module:Class"."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Only read by rule = "gae"."""
+    normaliser: str = "joint"
+    """Scope of mean and std: group | group_mean_batch_std | joint | per_step, or "my.module:Class"."""
+    eps: float = Field(1e-4, ge=0)
+    """Added to the std."""
+    clip: float = Field(5.0, gt=0)
+    """Advantages are clipped to [-clip, clip]; inf leaves them."""
+
+
+class ObjectiveConfig(Section):
+    """From advantages and log-probs to a loss."""
+
+    name: str = "ppo_clip"
+    """ppo_clip, or "my.module:Class"."""
+    clip_range: float = Field(1e-3, gt=0)
+    """Belongs to the mean-over-dimensions log-prob: 1e-4 at 65,536 dimensions is about 1e-3 at 512."""
+    kl_weight: float = Field(0.0, ge=0)
+    """beta; 0 makes no reference pass."""
+    kl_form: Literal["exact", "without_dt", "velocity"] = "exact"
+    """exact: ||dmu||^2 / (2 std^2); without_dt: Flow-GRPO's code, std^2 / Dt in the denominator; velocity: ||dv||^2 / 2."""
+
+
+class LearnerConfig(Section):
+    """How the weights are trained."""
+
+    num_ranks: int = Field(1, ge=1)
+    threads_per_rank: int = Field(1, ge=1)
+    gpus_per_rank: float = Field(0.0, ge=0)
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    adapter: Literal["lora", "full"] = "lora"
+    lora_rank: int = Field(8, ge=1)
+    lora_alpha: float = Field(16.0, gt=0)
+    lora_targets: list[str] | None = None
+    """Module name endings; none takes the family's published list."""
+    lr: float = Field(3e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(1e-4, ge=0)
+    adam_eps: float = Field(1e-8, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimizer steps that one batch of trajectories is split into."""
+    micro_batch: int = Field(64, ge=1)
+    """Transitions of one forward and backward pass on one rank."""
+    ratio_tolerance: float = Field(5e-5, gt=0)
+    """Gate: before the first optimizer step on an on-policy batch, |log ratio| above this stops the run."""
+    ema_decay: float = Field(0.9, ge=0, lt=1)
+    """Decay of the averaged weights, per optimizer step; 0 keeps none."""
+
+    @model_validator(mode="after")
+    def betas_are_fractions(self) -> "LearnerConfig":
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas = {list(self.betas)} must both lie in [0, 1)")
+        return self

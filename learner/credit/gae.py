@@ -1,0 +1,48 @@
+"""Generalised advantage estimation over the gains."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from learner.config import CreditConfig
+from learner.credit.base import ScoredStates
+from learner.credit.gain import segment_gains
+
+
+@dataclass(frozen=True)
+class Gae:
+    """Raw credit A_j = sum_{l >= 0} lambda^l gain_{j+l} (papers.md section 1, "variants": the value
+    of a state is its clean estimate's reward, discount 1).
+
+    lambda = 0 gives the gains, lambda = 1 the image's reward minus the state's. When only some
+    states are scored the sum runs over segments (one factor lambda each), and every transition of a
+    segment carries the segment's A. Raises ValueError when gae_lambda isn't in [0, 1].
+    """
+
+    gae_lambda: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gae_lambda <= 1:
+            raise ValueError(f"gae_lambda = {self.gae_lambda} must be in [0, 1]")
+
+    @property
+    def scored_states(self) -> ScoredStates:
+        """Every state, as for the gains."""
+        return "all"
+
+    @classmethod
+    def from_config(cls, config: CreditConfig) -> Self:
+        """Reads `gae_lambda`."""
+        return cls(config.gae_lambda)
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        """Raw credit [G, N, T] of rewards [G, N, T+1]; raises ValueError on a NaN that it needs."""
+        gains, lengths = segment_gains(rewards)
+        credit = torch.empty_like(gains)
+        tail = torch.zeros_like(gains[..., 0])
+        for segment in reversed(range(gains.shape[-1])):
+            tail = gains[..., segment] + self.gae_lambda * tail
+            credit[..., segment] = tail
+        return credit.repeat_interleave(lengths, dim=-1)

@@ -1,0 +1,1 @@
+"""Images and prompts in, numbers out. Imports none of our other packages."""

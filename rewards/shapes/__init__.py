@@ -1,0 +1,1 @@
+"""The shapes world: a grammar, a renderer and an exact verifier of 32x32 scenes."""

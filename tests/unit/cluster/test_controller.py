@@ -1,0 +1,92 @@
+"""The controller against a validating in-process backend whose answers come in any order."""
+
+import pytest
+
+from cluster.buffer import REPLACEMENT_STRIDE
+from cluster.config import load
+from cluster.controller import Controller
+from cluster.gates import GateError
+from cluster.weights import WeightsNeverArrived
+from rollout.flow.schedule import shifted_times
+from rollout.plan import make_plan
+from rollout.prompts import PromptSource
+from tests.fake_backend import FakeBackend
+
+SETTINGS = [
+    "run.num_iterations=4",
+    "sampling.num_steps=3",
+    "rollout.groups_per_batch=4",
+    "rollout.samples_per_group=4",
+    "rollout.slices_per_call=2",
+]
+
+
+def controller_of(tmp_path, *overrides, num_workers=2, seed=0, records=None):
+    config = load("configs/quickstart.toml", [*SETTINGS, *overrides])
+    plan = make_plan(config.sampling, shifted_times(config.sampling.num_steps, 3.0), "all")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
+    backend = FakeBackend(plan, num_workers, seed)
+    seen = [] if records is None else records
+    return Controller(config, plan, backend, PromptSource(prompts), seen.append), backend, seen
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("lag", "slice_size"), [(0, 4), (0, 2), (1, 2), (2, 4)])
+def test_every_group_is_trained_on_once_in_order_with_its_version(tmp_path, seed, lag, slice_size):
+    controller, backend, records = controller_of(
+        tmp_path, f"run.max_policy_lag={lag}", f"rollout.samples_per_slice={slice_size}", seed=seed
+    )
+    controller.run()
+    assert backend.trained == [[(4 * b + i, max(0, b - lag)) for i in range(4)] for b in range(4)]
+    assert [record.iteration for record in records] == [1, 2, 3, 4]
+    assert backend.sampled_shapes == {2}, "every call has the same shape"
+    assert sum(record.rollout_stats.num_images for record in records) == 4 * 16
+
+
+def test_the_shared_initial_preview_is_scored_once_and_stands_for_the_group(tmp_path):
+    controller, _, records = controller_of(tmp_path)
+    controller.run()
+    # 3 states of 4 samples, and one shared x_T, for each of 4 groups
+    assert [record.num_scored for record in records] == [4 * (3 * 4 + 1)] * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_failed_scoring_is_tried_again_and_counted(tmp_path, seed):
+    controller, backend, records = controller_of(tmp_path, seed=seed)
+    backend.failing = lambda group_id, attempt: group_id == 5 and attempt == 0
+    controller.run()
+    assert [group_id for group_id, _ in backend.trained[1]] == [4, 5, 6, 7]
+    assert sum(record.failures.get("exception", 0) for record in records) == 1
+    assert sum(record.num_dropped for record in records) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_group_whose_scoring_keeps_failing_is_replaced_by_a_deterministic_one(tmp_path, seed):
+    controller, backend, records = controller_of(tmp_path, "rollout.samples_per_slice=2", seed=seed)
+    backend.failing = lambda group_id, attempt: group_id == 5
+    controller.run()
+    assert [group_id for group_id, _ in backend.trained[1]] == [4, 5 + REPLACEMENT_STRIDE, 6, 7]
+    assert sum(record.num_dropped for record in records) == 1
+
+
+def test_a_reward_that_always_fails_stops_the_run_with_its_message(tmp_path):
+    controller, backend, _ = controller_of(tmp_path)
+    backend.failing = lambda group_id, attempt: True
+    with pytest.raises(GateError, match=r"groups were dropped because reward 'shapes' failed.*boom"):
+        controller.run()
+
+
+def test_a_worker_that_never_takes_up_weights_is_quarantined_and_the_others_go_on(tmp_path):
+    controller, backend, _ = controller_of(tmp_path, num_workers=3)
+    backend.broken_workers = {1}
+    controller.run()
+    assert controller.workers.quarantined == {1}
+    assert len(backend.trained) == 4
+
+
+def test_the_run_stops_when_weights_arrive_nowhere(tmp_path):
+    controller, backend, _ = controller_of(tmp_path)
+    backend.broken_workers = {0, 1}
+    with pytest.raises(WeightsNeverArrived, match="no rollout worker holds policy version 0"):
+        controller.run()

@@ -1,0 +1,91 @@
+"""What each of two ranks does in test_ranks.py: python -m tests.unit.learner.ranks FOLDER RANK PORT.
+
+FOLDER holds model/, groups.arrow and one_rank/step_000001; rank 0 leaves its results there.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, distributed, nn
+
+import learner.engine
+from learner.config import LearnerConfig
+from learner.engine import Engine
+from rollout.trajectory import RecordBatch, read_ipc
+from tests.unit.learner.helpers import learner_config, make_learner
+
+WORLD_SIZE = 2
+STAGES = (0, 1, 2, 3)
+
+
+def keep(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write rank 0's tensors; the other rank has none."""
+    if tensors:
+        save_file(tensors, path)
+
+
+def train(folder: Path, groups: list[RecordBatch], place: dict[str, int], stage: int) -> None:
+    """Gradient, one step, weights and a checkpoint; then a step from the one-rank checkpoint.
+
+    Micro-batches of 5 don't divide a rank's transitions, so the last one is filled up.
+    """
+    worker = make_learner(folder / "model", learner_config(zero_stage=stage, micro_batch=5), **place)
+    keep(folder / f"gradient_{stage}.safetensors", worker.gradient(groups))
+    stats = worker.step(groups)
+    assert stats.num_padding_calls > 0
+    if place["rank"] == 0:
+        assert sum(stats.grad_norm) > 0
+    keep(folder / f"weights_{stage}.safetensors", worker.weights()[1])
+    worker.save_checkpoint(str(folder / f"two_ranks_{stage}" / "step_000001"), {"stage": stage})
+    assert worker.load_checkpoint(str(folder / "one_rank" / "step_000001")) == {"from": "one rank"}
+    worker.step(groups)
+    keep(folder / f"continued_{stage}.safetensors", worker.weights()[1])
+
+
+def odd_sizes(folder: Path, rank: int, stage: int) -> None:
+    """An engine on parameters of odd sizes, that ZeRO-3 must cut up and pad; state out and in."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+    config = LearnerConfig(lr=1e-2, zero_stage=stage, max_grad_norm=100.0)
+    engine = Engine(network, config, rank, WORLD_SIZE)
+    x = torch.linspace(-1, 1, 28).reshape(4, 7)[rank::WORLD_SIZE]
+    for _ in range(2):
+        engine.backward(engine.network(x).square().sum() / 4, last=True)
+        engine.step()
+    weights, state = broadcast(engine.full_tensors()), engine.optimizer_state()
+    for moments in (state.exp_avg, state.exp_avg_sq):
+        moments.update(broadcast(moments))
+    keep(folder / f"odd_{stage}.safetensors", weights)
+    engine.load_full_tensors({name: tensor * 0 for name, tensor in weights.items()})
+    engine.load_full_tensors(weights)
+    engine.load_optimizer_state(state)
+    keep(folder / f"odd_loaded_{stage}.safetensors", engine.full_tensors())
+    engine.backward(engine.network(x).square().sum() / 4, last=True)
+    engine.step()
+    keep(folder / f"odd_next_{stage}.safetensors", engine.full_tensors())
+
+
+def broadcast(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rank 0's dict on both ranks."""
+    box = [tensors]
+    distributed.broadcast_object_list(box)
+    return box[0]
+
+
+def main(folder: Path, rank: int, port: int) -> None:
+    learner.engine.PERSISTENT_NUMEL = 0  # the model is tiny: ZeRO-3 would cut nothing up
+    groups = read_ipc(folder / "groups.arrow")
+    place = {"rank": rank, "world_size": WORLD_SIZE, "master_port": port}
+    for stage in STAGES:
+        train(folder, groups, place, stage)
+        odd_sizes(folder, rank, stage)
+    distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,129 @@
+"""The model folder in configs/: what plain diffusers makes of it, and what the reward sees."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from scipy.stats import rankdata
+
+from rewards.shapes.grammar import CATEGORIES, all_records
+from rewards.shapes.reward import ShapesReward
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "configs" / "model" / "shapes"
+EVAL_FILE = ROOT / "configs" / "prompts" / "shapes_eval.jsonl"
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    opened = StableDiffusion3Pipeline.from_pretrained(
+        FOLDER, text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
+    )
+    opened.set_progress_bar_config(disable=True)
+    return opened
+
+
+def _sample(pipeline, prompts, seed, **more):
+    return pipeline(
+        prompts,
+        height=32,
+        width=32,
+        num_inference_steps=10,
+        guidance_scale=1.0,
+        generator=torch.Generator().manual_seed(seed),
+        output_type="np",
+        **{"max_sequence_length": 1, **more},
+    ).images
+
+
+@pytest.fixture(scope="module")
+def scored(pipeline):
+    """(strict, graded) of 207 held-out lines, by plain diffusers."""
+    records = [json.loads(line) for line in EVAL_FILE.open()][::8] * 3
+    prompts = [record["prompt"] for record in records]
+    images = (_sample(pipeline, prompts, seed=0) * 255).round().astype(np.uint8)
+    answer = ShapesReward()(images, prompts, records)
+    return answer["shapes_strict"], answer["shapes"]
+
+
+def test_folder_is_small_and_holds_float16_safetensors_only():
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 10_000_000
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".txt", ".md"}
+    opened = StableDiffusion3Pipeline.from_pretrained(
+        FOLDER, text_encoder_3=None, tokenizer_3=None, torch_dtype="auto"
+    )
+    for name in ("transformer", "vae", "text_encoder", "text_encoder_2"):
+        assert {p.dtype for p in getattr(opened, name).parameters()} == {torch.float16}
+
+
+def test_sizes_and_schedule(pipeline):
+    assert pipeline.tokenizer.model_max_length == 12
+    assert pipeline.transformer.config.in_channels == 16
+    assert pipeline.transformer.config.sample_size == 4
+    assert pipeline.vae_scale_factor == 8
+    assert pipeline.scheduler.config.shift == 3.0
+    assert pipeline.vae.config.scaling_factor > 0
+    assert pipeline.vae.config.shift_factor is not None
+
+
+def test_every_prompt_of_the_grammar_is_one_token_a_word(pipeline):
+    for tokenizer in (pipeline.tokenizer, pipeline.tokenizer_2):
+        for category in CATEGORIES:
+            for record in all_records(category):
+                ids = tokenizer(record["prompt"]).input_ids
+                assert len(ids) == len(record["prompt"].split()) + 2 <= 12
+        assert len(tokenizer("zebra").input_ids) == 7  # letters; nothing is unknown
+
+
+def test_prompts_change_the_embeddings(pipeline):
+    prompts = ["a photo of a red circle", "a photo of a blue circle", ""]
+    embeds, _, pooled, _ = pipeline.encode_prompt(
+        prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=1
+    )
+    assert embeds.shape == (3, 13, 128)
+    assert pooled.shape == (3, 128)
+    assert embeds[:, 12].abs().max() == 0.0  # the token that stands for the missing T5
+    assert (pooled[0] - pooled[1]).abs().max() > 0.1
+
+
+def test_score_is_decent_and_improvable(scored):
+    strict, graded = scored
+    assert 0.25 <= strict.mean() <= 0.75
+    assert 0.4 <= graded.mean() <= 0.95
+
+
+def test_graded_separates_strictly_right_from_wrong(scored):
+    strict, graded = scored
+    right = strict == 1
+    num_right, num_wrong = right.sum(), (~right).sum()
+    rank_sum = rankdata(graded)[right].sum() - num_right * (num_right + 1) / 2
+    assert rank_sum / (num_right * num_wrong) >= 0.9
+
+
+def test_wrong_samples_still_differ_in_grade(scored):
+    strict, graded = scored
+    wrong = graded[strict == 0]
+    assert wrong.std() > 0.1
+    assert len(np.unique(wrong.round(6))) > 0.8 * len(wrong)
+
+
+def test_long_zero_text_costs_little_quality(pipeline):
+    """Trained with 1 and with 16 zero tokens: `max_sequence_length` may be either."""
+    records = [json.loads(line) for line in EVAL_FILE.open()][::8]
+    prompts = [record["prompt"] for record in records]
+    images = _sample(pipeline, prompts, seed=0, max_sequence_length=16)
+    graded = ShapesReward()((images * 255).round().astype(np.uint8), prompts, records)["shapes"]
+    assert graded.mean() >= 0.35
+
+
+def test_card_holds_the_scores_of_the_folder():
+    card = json.loads((FOLDER / "model_card.json").read_text())
+    assert set(card["scores"]) == {*CATEGORIES, "all"}
+    assert 0.35 <= card["scores"]["all"][0] <= 0.65
+    assert card["autoencoder"]["strict"] >= 0.97
+    text = (FOLDER / "README.md").read_text()
+    assert f"| all | {card['scores']['all'][0]:.3f} |" in text
