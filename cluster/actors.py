@@ -255,7 +255,9 @@ class RayBackend:
         columns = ray.get([reward.start.remote() for reward in self.rewards.values()])
         self._reward_columns = dict(zip(self.rewards, columns, strict=True))
         if len(set(columns)) != len(columns):
-            raise ValueError(f"two rewards train on the same column: {self._reward_columns}; rename one")
+            raise ValueError(
+                f"two rewards train on the same column: {self._reward_columns}; rename one"
+            )
         ray.get(starting)
 
     def worker_ids(self) -> list[int]:
@@ -328,7 +330,9 @@ class RayBackend:
             return SampleAnswer(slices=slices, previews=previews, stats=answer)
         if data is not None:
             version, checksum, num_bytes = answer
-            return WeightsAnswer(tensors=data, version=version, checksum=checksum, num_bytes=num_bytes)
+            return WeightsAnswer(
+                tensors=data, version=version, checksum=checksum, num_bytes=num_bytes
+            )
         return answer
 
     def fetch(self, handle: Any) -> Any:

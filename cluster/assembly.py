@@ -21,7 +21,9 @@ class OpenGroup:
     num_slices: int
     batches: list[Any] = field(default_factory=list)
     """pa.RecordBatch of each scored slice."""
-    scores: list[tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]] = field(default_factory=list)
+    scores: list[tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]] = field(
+        default_factory=list
+    )
     """(samples [B], states [B], columns) of each slice and reward."""
 
     def add(self, batch: Any, answers: list[ScoreAnswer]) -> bool:
@@ -33,7 +35,9 @@ class OpenGroup:
         return len(self.batches) == self.num_slices
 
 
-def split_group(request: GroupRequest, slice_size: int, shared: bool, keep_previews: int) -> list[SliceRequest]:
+def split_group(
+    request: GroupRequest, slice_size: int, shared: bool, keep_previews: int
+) -> list[SliceRequest]:
     """Cut a group into slices; only the first one scores x_T when the group shares it."""
     return [
         SliceRequest(
@@ -63,4 +67,5 @@ def seal(group: OpenGroup, weights: dict[str, float], num_states: int, shared: b
         scored_initial = ~np.isnan(table[:, 0])
         if shared and scored_initial.any():
             table[:, 0] = table[scored_initial, 0][0]
-    return seal_group(group.batches, combine(parts, weights), parts)
+    in_order = dict(sorted(parts.items()))  # not as the answers came in: a file has one schema
+    return seal_group(group.batches, combine(parts, weights), in_order)

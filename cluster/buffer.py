@@ -44,7 +44,9 @@ class Admission:
 class TrajectoryBuffer(Generic[Item]):
     """Invariant: every position is consumed exactly once, in batches of B in order, whatever order they seal in."""
 
-    def __init__(self, groups_per_batch: int, max_policy_lag: int, num_batches: int, consumed: int = 0):
+    def __init__(
+        self, groups_per_batch: int, max_policy_lag: int, num_batches: int, consumed: int = 0
+    ):
         """`consumed` batches are already behind us (a resumed run); num_batches end the run."""
         assert groups_per_batch >= 1 and max_policy_lag >= 0 and 0 <= consumed <= num_batches
         self.groups_per_batch, self.max_policy_lag = groups_per_batch, max_policy_lag
@@ -79,7 +81,10 @@ class TrajectoryBuffer(Generic[Item]):
         if self._retry:
             admission = self._retry.pop(0)
         else:
-            last = min(self.num_consumed + self.max_policy_lag + 1, self.num_batches) * self.groups_per_batch
+            last = (
+                min(self.num_consumed + self.max_policy_lag + 1, self.num_batches)
+                * self.groups_per_batch
+            )
             if self._next >= last:
                 return None
             version = self.version_for(self._next // self.groups_per_batch)
@@ -92,14 +97,18 @@ class TrajectoryBuffer(Generic[Item]):
         """Store the finished group of an open position."""
         position = group_id % REPLACEMENT_STRIDE
         admission = self._open.pop(position, None)
-        assert admission is not None and admission.group_id == group_id, f"group {group_id} is not open"
+        assert admission is not None and admission.group_id == group_id, (
+            f"group {group_id} is not open"
+        )
         self._sealed[position] = item
 
     def drop(self, group_id: int) -> None:
         """Give up an open group; its position will be admitted again under a replacement id."""
         position = group_id % REPLACEMENT_STRIDE
         admission = self._open.pop(position, None)
-        assert admission is not None and admission.group_id == group_id, f"group {group_id} is not open"
+        assert admission is not None and admission.group_id == group_id, (
+            f"group {group_id} is not open"
+        )
         self.num_dropped += 1
         self._retry.append(
             Admission(
@@ -121,4 +130,6 @@ class TrajectoryBuffer(Generic[Item]):
         assert self.batch_ready()
         first = self.num_consumed * self.groups_per_batch
         self.num_consumed += 1
-        return [self._sealed.pop(position) for position in range(first, first + self.groups_per_batch)]
+        return [
+            self._sealed.pop(position) for position in range(first, first + self.groups_per_batch)
+        ]

@@ -29,16 +29,32 @@ def build_parser() -> argparse.ArgumentParser:
         ("sample", "draw prompts to PNG files, with the noise they began from"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("target", type=Path, help="run folder, checkpoint folder or model folder")
-        command.add_argument("--config", type=Path, help="config for a model folder (default: configs/quickstart.toml)")
-        command.add_argument("--base", action="store_true", help="a run's model without its trained weights")
-        command.add_argument("--out", type=Path, required=name == "sample", help="folder for the results")
+        command.add_argument(
+            "target", type=Path, help="run folder, checkpoint folder or model folder"
+        )
+        command.add_argument(
+            "--config",
+            type=Path,
+            help="config for a model folder (default: configs/quickstart.toml)",
+        )
+        command.add_argument(
+            "--base", action="store_true", help="a run's model without its trained weights"
+        )
+        command.add_argument(
+            "--out", type=Path, required=name == "sample", help="folder for the results"
+        )
         if name == "sample":
-            command.add_argument("--prompt", action="append", required=True, help="may be given several times")
+            command.add_argument(
+                "--prompt", action="append", required=True, help="may be given several times"
+            )
             command.add_argument("--seed", type=int, default=0)
     for command in commands.choices.values():
-        command.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings over the file's")
-        command.add_argument("--address", help="Ray cluster to join (default: RAY_ADDRESS, else a local one)")
+        command.add_argument(
+            "overrides", nargs="*", metavar="section.key=value", help="settings over the file's"
+        )
+        command.add_argument(
+            "--address", help="Ray cluster to join (default: RAY_ADDRESS, else a local one)"
+        )
     return parser
 
 
@@ -53,9 +69,13 @@ def main(argv: list[str] | None = None) -> int:
         errors.print(f"error: {error}", style="red", markup=False)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
-        errors.print("interrupted; `flowcredit resume RUN` continues from the last checkpoint", markup=False)
+        errors.print(
+            "interrupted; `flowcredit resume RUN` continues from the last checkpoint", markup=False
+        )
         return 130
-    except Exception as error:  # supervision boundary: the process ends here, with the cause said plainly
+    except (
+        Exception
+    ) as error:  # supervision boundary: the process ends here, with the cause said plainly
         cause = _cause(error)
         if isinstance(cause, ValueError):
             errors.print(f"error: {cause}", style="red", markup=False)
@@ -113,8 +133,14 @@ def _show(folder: Path, summary: dict) -> None:
     from cluster.evaluation_table import terminal_table
 
     console = Console()
-    console.print(terminal_table(summary["evaluation"], f"Held-out prompts ({summary['weights']} weights)"))
-    console.print(f"report:  {folder / 'report.html'}\nweights: {folder / 'weights'}", soft_wrap=True, highlight=False)
+    console.print(
+        terminal_table(summary["evaluation"], f"Held-out prompts ({summary['weights']} weights)")
+    )
+    console.print(
+        f"report:  {folder / 'report.html'}\nweights: {folder / 'weights'}",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _plan(args: argparse.Namespace) -> None:
@@ -135,11 +161,24 @@ def _sample(args: argparse.Namespace) -> None:
     from cluster.commands import sample_target
 
     sample_target(
-        args.target, args.config, args.overrides, args.base, args.out, args.address, args.prompt, args.seed
+        args.target,
+        args.config,
+        args.overrides,
+        args.base,
+        args.out,
+        args.address,
+        args.prompt,
+        args.seed,
     )
 
 
-COMMANDS = {"train": _train, "resume": _resume, "plan": _plan, "evaluate": _evaluate, "sample": _sample}
+COMMANDS = {
+    "train": _train,
+    "resume": _resume,
+    "plan": _plan,
+    "evaluate": _evaluate,
+    "sample": _sample,
+}
 
 __all__ = ["RunConfig", "build_parser", "main"]
 

@@ -19,7 +19,12 @@ NUM_PICTURES = 24
 
 
 def evaluate_target(
-    path: Path, config_path: Path | None, overrides: list[str], base: bool, out: Path | None, address: str | None
+    path: Path,
+    config_path: Path | None,
+    overrides: list[str],
+    base: bool,
+    out: Path | None,
+    address: str | None,
 ) -> None:
     """Score the held-out prompts; print the table, and with `out` keep lines, summary and a grid of images."""
     target = find_target(path, config_path, overrides, base)
@@ -40,9 +45,16 @@ def evaluate_target(
     if out is None:
         return
     write_jsonl(out / "lines.jsonl", seen.records)
-    write_json(out / "summary.json", {"target": target.description, "evaluation": table, "counts": seen.counts})
-    chosen = np.linspace(0, len(lines.prompts) - 1, min(NUM_PICTURES, len(lines.prompts))).astype(int)
-    captions = [f"{lines.prompts[i]} {seen.records[i]['rewards'][settings.graded]:.2f}" for i in chosen]
+    write_json(
+        out / "summary.json",
+        {"target": target.description, "evaluation": table, "counts": seen.counts},
+    )
+    chosen = np.linspace(0, len(lines.prompts) - 1, min(NUM_PICTURES, len(lines.prompts))).astype(
+        int
+    )
+    captions = [
+        f"{lines.prompts[i]} {seen.records[i]['rewards'][settings.graded]:.2f}" for i in chosen
+    ]
     grid(seen.images[chosen], captions, num_columns=6).save(out / "grid.png")
     Console().print(f"written to {out}", highlight=False)
 
@@ -62,7 +74,10 @@ def sample_target(
     config, backend = open_target(target, address, rewards=False)
     settings = config.evaluation
     lines = HeldOut(
-        prompts=prompts, metadata=[{}] * len(prompts), noise_ids=list(range(len(prompts))), noise_seed=seed
+        prompts=prompts,
+        metadata=[{}] * len(prompts),
+        noise_ids=list(range(len(prompts))),
+        noise_seed=seed,
     )
     drawn = draw(backend, lines, settings.batch, settings.num_steps, settings.guidance_scale)
     out.mkdir(parents=True, exist_ok=True)
@@ -70,7 +85,10 @@ def sample_target(
     for index, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
         slug = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:60]
         Image.fromarray(image).save(out / f"{index:03d}-{slug}.png")
-    save_file({"latents": np.concatenate([chunk.initial_latents for chunk in drawn])}, out / "latents.safetensors")
+    save_file(
+        {"latents": np.concatenate([chunk.initial_latents for chunk in drawn])},
+        out / "latents.safetensors",
+    )
     facts = {
         "format_version": 1,
         "target": target.description,
@@ -82,4 +100,6 @@ def sample_target(
     }
     (out / "prompts.json").write_text(json.dumps(facts, indent=2) + "\n")
     grid(images, prompts, num_columns=min(6, len(prompts))).save(out / "grid.png")
-    Console().print(f"{len(images)} images of {target.description} in {out}", highlight=False, soft_wrap=True)
+    Console().print(
+        f"{len(images)} images of {target.description} in {out}", highlight=False, soft_wrap=True
+    )

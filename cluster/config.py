@@ -122,7 +122,9 @@ def load(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     try:
         return RunConfig.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{path}:\n" + "\n".join(f"  {_explain(e)}" for e in error.errors())) from error
+        raise ConfigError(
+            f"{path}:\n" + "\n".join(f"  {_explain(e)}" for e in error.errors())
+        ) from error
 
 
 def _apply(table: dict[str, Any], override: str) -> None:
@@ -147,7 +149,11 @@ def _explain(error: Any) -> str:
     kind, value = error["type"], error.get("input")
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(str(error["loc"][-1]), _known_keys(error["loc"][:-1]), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(_known_keys(error['loc'][:-1]))}"
+        hint = (
+            f"; did you mean {near[0]!r}?"
+            if near
+            else f"; known: {', '.join(_known_keys(error['loc'][:-1]))}"
+        )
         return f"{key} = {value!r}: unknown key{hint}"
     if kind == "missing":
         return f"{key}: required, but not set"
@@ -182,6 +188,8 @@ def resolve_paths(config: RunConfig, run_dir: Path) -> RunConfig:
             "run": config.run.model_copy(update={"dir": str(run_dir)}),
             "model": config.model.model_copy(update={"path": absolute(config.model.path)}),
             "prompts": config.prompts.model_copy(update={"path": absolute(config.prompts.path)}),
-            "evaluation": config.evaluation.model_copy(update={"path": absolute(config.evaluation.path)}),
+            "evaluation": config.evaluation.model_copy(
+                update={"path": absolute(config.evaluation.path)}
+            ),
         }
     )

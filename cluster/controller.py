@@ -78,7 +78,10 @@ class Controller:
         self.config, self.plan, self.backend, self.prompts = config, plan, backend, prompts
         self.on_iteration = on_iteration
         self.buffer: TrajectoryBuffer[tuple[Any, Any]] = TrajectoryBuffer(
-            config.rollout.groups_per_batch, config.run.max_policy_lag, config.run.num_iterations, consumed
+            config.rollout.groups_per_batch,
+            config.run.max_policy_lag,
+            config.run.num_iterations,
+            consumed,
         )
         self.store = WeightStore(config.run.max_policy_lag)
         self.workers = WorkerTable(backend.worker_ids())
@@ -112,7 +115,10 @@ class Controller:
             for request in call:
                 self._slices.remove(request)
             self.workers.calls[worker] += 1
-            self._expect(self.backend.sample(worker, call), lambda a, w=worker, c=call: self._on_sampled(w, c, a))
+            self._expect(
+                self.backend.sample(worker, call),
+                lambda a, w=worker, c=call: self._on_sampled(w, c, a),
+            )
 
     def _next_call(self) -> list[SliceRequest] | None:
         """Return the next slices_per_call slices of one version; fewer only for a dropped group's replacement."""
@@ -229,7 +235,11 @@ class Controller:
 
     def _learn_if_ready(self) -> None:
         """Start on the next batch as soon as it is whole and the learner has published the one before."""
-        if self.clock.learning or not self.buffer.batch_ready() or self.store.latest < self.buffer.num_consumed:
+        if (
+            self.clock.learning
+            or not self.buffer.batch_ready()
+            or self.store.latest < self.buffer.num_consumed
+        ):
             return
         handles, batches = zip(*self.buffer.consume(), strict=True)
         if not self._first_batch_checked:

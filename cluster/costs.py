@@ -53,9 +53,12 @@ def iteration_costs(config: RunConfig, plan: StepPlan) -> Costs:
     return Costs(
         images=images,
         transitions=images * plan.num_steps,
-        network_calls_rollout=groups * network_calls_per_group(plan, samples, settings.slices_per_group),
+        network_calls_rollout=groups
+        * network_calls_per_group(plan, samples, settings.slices_per_group),
         network_calls_learner=images * sum(plan.trained) * guided * passes,
-        reward_calls=groups * scored_images_per_group(plan, samples) * len(config.rewards.components),
+        reward_calls=groups
+        * scored_images_per_group(plan, samples)
+        * len(config.rewards.components),
         evaluation_images=evaluated,
         evaluation_network_calls=evaluated
         * config.evaluation.num_steps
@@ -81,7 +84,10 @@ def _actors(config: RunConfig) -> Table:
     table = _table("Actors", "part", "processes", "threads each", "GPUs each")
     settings, learner_settings = config.rollout, config.learner
     table.add_row(
-        "rollout workers", str(settings.num_workers), str(settings.threads_per_worker), f"{settings.gpus_per_worker:g}"
+        "rollout workers",
+        str(settings.num_workers),
+        str(settings.threads_per_worker),
+        f"{settings.gpus_per_worker:g}",
     )
     for reward in config.rewards.components:
         table.add_row(f"reward server: {reward.name}", "1", str(reward.threads), f"{reward.gpus:g}")
@@ -111,9 +117,7 @@ def _steps(plan: StepPlan) -> Table:
 
 def _counts(config: RunConfig, costs: Costs) -> Table:
     iterations, settings = config.run.num_iterations, config.rollout
-    title = (
-        f"Work: {iterations} iterations of {settings.groups_per_batch} groups x {settings.samples_per_group} samples"
-    )
+    title = f"Work: {iterations} iterations of {settings.groups_per_batch} groups x {settings.samples_per_group} samples"
     table = _table(title, "count", "an iteration", "training in all", "an evaluation")
     rows: list[tuple[str, int, int | str]] = [
         ("images", costs.images, costs.evaluation_images),
@@ -121,10 +125,16 @@ def _counts(config: RunConfig, costs: Costs) -> Table:
         ("network calls", costs.network_calls, costs.evaluation_network_calls),
         ("  of the rollout", costs.network_calls_rollout, costs.evaluation_network_calls),
         ("  of the learner", costs.network_calls_learner, ""),
-        ("reward calls", costs.reward_calls, costs.evaluation_images * len(config.rewards.components)),
+        (
+            "reward calls",
+            costs.reward_calls,
+            costs.evaluation_images * len(config.rewards.components),
+        ),
     ]
     for name, one, evaluated in rows:
-        table.add_row(name, f"{one:,}", f"{one * iterations:,}", f"{evaluated:,}" if evaluated != "" else "-")
+        table.add_row(
+            name, f"{one:,}", f"{one * iterations:,}", f"{evaluated:,}" if evaluated != "" else "-"
+        )
     return table
 
 
@@ -139,7 +149,9 @@ def _memory(config: RunConfig, plan: StepPlan, costs: Costs) -> Table:
         attach_lora(network, settings.lora_rank, settings.lora_alpha, targets, seed=0)
     else:
         make_trainable_full(network)
-    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    trained = sum(
+        parameter.numel() for parameter in network.parameters() if parameter.requires_grad
+    )
     width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.model.dtype]
     latent = math.prod(family.latent_shape)
     rows = {

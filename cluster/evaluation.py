@@ -25,7 +25,12 @@ class HeldOut:
     def chunks(self, size: int) -> list["HeldOut"]:
         """Cut into pieces of at most `size`."""
         return [
-            replace(self, prompts=self.prompts[i:j], metadata=self.metadata[i:j], noise_ids=self.noise_ids[i:j])
+            replace(
+                self,
+                prompts=self.prompts[i:j],
+                metadata=self.metadata[i:j],
+                noise_ids=self.noise_ids[i:j],
+            )
             for i, j in ((i, i + size) for i in range(0, len(self.prompts), size))
         ]
 
@@ -56,7 +61,9 @@ def held_out(path: str, num_prompts: int | None, seed: int) -> HeldOut:
 
 def load_everywhere(backend: Backend, weights: WeightsAnswer) -> None:
     """Give all workers the weights to draw with, and check what they hold. Raises WeightsNeverArrived."""
-    futures = [backend.load_weights(w, EVALUATION_VERSION, weights.tensors) for w in backend.worker_ids()]
+    futures = [
+        backend.load_weights(w, EVALUATION_VERSION, weights.tensors) for w in backend.worker_ids()
+    ]
     for report in gather(backend, futures):
         if report.checksum != weights.checksum:
             raise WeightsNeverArrived(
@@ -64,14 +71,21 @@ def load_everywhere(backend: Backend, weights: WeightsAnswer) -> None:
             )
 
 
-def draw(backend: Backend, lines: HeldOut, batch: int, num_steps: int, guidance: float) -> list[EvaluationImages]:
+def draw(
+    backend: Backend, lines: HeldOut, batch: int, num_steps: int, guidance: float
+) -> list[EvaluationImages]:
     """Draw all lines, `batch` images a call, dealt out to the workers in turn."""
     workers = backend.worker_ids()
     return gather(
         backend,
         [
             backend.sample_images(
-                workers[i % len(workers)], chunk.prompts, chunk.noise_ids, num_steps, guidance, chunk.noise_seed
+                workers[i % len(workers)],
+                chunk.prompts,
+                chunk.noise_ids,
+                num_steps,
+                guidance,
+                chunk.noise_seed,
             )
             for i, chunk in enumerate(lines.chunks(batch))
         ],
@@ -79,7 +93,13 @@ def draw(backend: Backend, lines: HeldOut, batch: int, num_steps: int, guidance:
 
 
 def evaluate(
-    backend: Backend, rewards: Sequence[str], lines: HeldOut, *, batch: int, num_steps: int, guidance: float
+    backend: Backend,
+    rewards: Sequence[str],
+    lines: HeldOut,
+    *,
+    batch: int,
+    num_steps: int,
+    guidance: float,
 ) -> Evaluation:
     """Draw and score all lines with the weights that the workers hold. RuntimeError when a scoring fails."""
     pictures = draw(backend, lines, batch, num_steps, guidance)
@@ -91,7 +111,9 @@ def evaluate(
     for reward in rewards:
         for answer in gather(backend, [backend.score(reward, handle, None) for handle in handles]):
             if isinstance(answer.outcome, RewardFailure):
-                raise RuntimeError(f"evaluation: reward {reward!r} failed: {answer.outcome.message}")
+                raise RuntimeError(
+                    f"evaluation: reward {reward!r} failed: {answer.outcome.message}"
+                )
             for name, values in answer.outcome.columns.items():
                 columns.setdefault(name, []).extend(values.tolist())
     return Evaluation(
@@ -102,7 +124,9 @@ def evaluate(
                 "tag": str(metadata.get("tag", "")),
                 "rewards": {name: values[index] for name, values in columns.items()},
             }
-            for index, (prompt, metadata) in enumerate(zip(lines.prompts, lines.metadata, strict=True))
+            for index, (prompt, metadata) in enumerate(
+                zip(lines.prompts, lines.metadata, strict=True)
+            )
         ],
         images=np.concatenate([drawn.images for drawn in pictures]),
         counts={

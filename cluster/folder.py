@@ -48,7 +48,9 @@ def _check_writable(folder: Path) -> None:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise ConfigError(f"run.dir = {str(folder)!r} can't be written: {error}; choose another run.dir") from error
+        raise ConfigError(
+            f"run.dir = {str(folder)!r} can't be written: {error}; choose another run.dir"
+        ) from error
 
 
 def write_start(folder: Path, config: RunConfig) -> None:
@@ -69,7 +71,9 @@ def write_start(folder: Path, config: RunConfig) -> None:
 
 def config_digest(config: RunConfig) -> str:
     """Return a digest of everything that decides a run's numbers: all tables but where and how long it runs."""
-    table = config.model_dump(exclude={"run": {"dir", "resume", "num_iterations", "keep_checkpoints"}})
+    table = config.model_dump(
+        exclude={"run": {"dir", "resume", "num_iterations", "keep_checkpoints"}}
+    )
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -78,7 +82,9 @@ def metrics_row(record: IterationRecord, policy_lag: int, elapsed_s: float) -> d
     learned, sampled = record.learner_stats, record.rollout_stats
     groups = [read_group(batch) for batch in record.batches]
     finals = np.concatenate([group.rewards[:, -1] for group in groups])
-    parts = {name: np.concatenate([g.parts[name][:, -1] for g in groups]) for name in groups[0].parts}
+    parts = {
+        name: np.concatenate([g.parts[name][:, -1] for g in groups]) for name in groups[0].parts
+    }
     return {
         "iteration": record.iteration,
         "policy_version": groups[0].policy_version,

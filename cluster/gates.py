@@ -38,7 +38,9 @@ def check_noise(batches: Sequence[Any], shared_initial_noise: bool) -> None:
             )
     firsts = [digests[0] for digests in initial]
     if len(set(firsts)) != len(firsts):
-        raise GateError("two groups began from the same initial noise; the noise seeds do not depend on group_id")
+        raise GateError(
+            "two groups began from the same initial noise; the noise seeds do not depend on group_id"
+        )
     finals = [digest for group in groups for digest in _digests(group, -1)]
     if len(set(finals)) != len(finals):
         raise GateError(

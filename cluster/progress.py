@@ -42,7 +42,9 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print one line, above the bar if there is one."""
-        self.console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {text}", highlight=False)
+        self.console.print(
+            f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {text}", highlight=False
+        )
 
     def iteration(self, row: dict[str, Any]) -> None:
         """Show one finished iteration (a row of metrics.jsonl)."""

@@ -51,16 +51,24 @@ def find_target(path: Path, config_path: Path | None, overrides: list[str], base
         return Target(config=config, checkpoint=None, description=f"base model of {folder}")
     if checkpoint is None:
         raise ConfigError(f"{folder} has no checkpoint yet; add --base to use its model untrained")
-    return Target(config=config, checkpoint=checkpoint, description=f"{checkpoint} ({config.evaluation.weights})")
+    return Target(
+        config=config,
+        checkpoint=checkpoint,
+        description=f"{checkpoint} ({config.evaluation.weights})",
+    )
 
 
-def open_target(target: Target, address: str | None, *, rewards: bool) -> tuple[RunConfig, RayBackend]:
+def open_target(
+    target: Target, address: str | None, *, rewards: bool
+) -> tuple[RunConfig, RayBackend]:
     """Start workers (and reward servers) that hold the target's weights."""
     config = resolve_paths(target.config, Path(target.config.run.dir or "runs").absolute())
     connect(config, address)
     _, rule = step_plan(config)
     adapter = adapter_spec(config) if target.checkpoint else AdapterSpec(adapter="none")
-    backend = RayBackend(config, rule.scored_states, "", learner=False, rewards=rewards, adapter=adapter)
+    backend = RayBackend(
+        config, rule.scored_states, "", learner=False, rewards=rewards, adapter=adapter
+    )
     if target.checkpoint:
         found = load_checkpoint(target.checkpoint)
         averaged = config.evaluation.weights == "ema" and found.ema is not None

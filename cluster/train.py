@@ -61,7 +61,9 @@ class Run:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.evaluation_counts: dict[str, int] = {}
         self.plan, rule = step_plan(self.config)
-        self.prompts = PromptSource(self.config.prompts.path, self.config.prompts.shuffle, self.config.run.seed)
+        self.prompts = PromptSource(
+            self.config.prompts.path, self.config.prompts.shuffle, self.config.run.seed
+        )
         settings = self.config.evaluation
         self.lines = held_out(settings.path, settings.num_prompts, settings.seed)
         self.columns = Columns(graded=settings.graded, strict=settings.strict)
@@ -130,13 +132,18 @@ class Run:
 
     def _keep(self, name: str, seen: Evaluation) -> None:
         write_jsonl(evaluation_lines(self.folder, name), seen.records)
-        chosen = np.linspace(0, len(self.lines.prompts) - 1, min(NUM_PICTURES, len(self.lines.prompts))).astype(int)
+        chosen = np.linspace(
+            0, len(self.lines.prompts) - 1, min(NUM_PICTURES, len(self.lines.prompts))
+        ).astype(int)
         write_evaluation_pictures(
             self.folder,
             name,
             seen.images[chosen],
             chosen.tolist(),
-            [f"{r['prompt']} {r['rewards'][self.columns.graded]:.2f}" for r in (seen.records[i] for i in chosen)],
+            [
+                f"{r['prompt']} {r['rewards'][self.columns.graded]:.2f}"
+                for r in (seen.records[i] for i in chosen)
+            ],
         )
         for key, count in seen.counts.items():
             self.evaluation_counts[key] = self.evaluation_counts.get(key, 0) + count
@@ -145,21 +152,30 @@ class Run:
         """Run the controller to the last iteration."""
         with self.phase("training"):
             controller = Controller(
-                self.config, self.plan, self.backend, self.prompts, self._on_iteration, self.consumed
+                self.config,
+                self.plan,
+                self.backend,
+                self.prompts,
+                self._on_iteration,
+                self.consumed,
             )
             controller.run()
 
     def _on_iteration(self, record: IterationRecord) -> Any:
         """Write the iteration's row; return the future of a checkpoint when one is due."""
         elapsed = self.elapsed_before_s + time.monotonic() - self.started
-        row = metrics_row(record, record.iteration - 1 - record.learner_stats.policy_version, elapsed)
+        row = metrics_row(
+            record, record.iteration - 1 - record.learner_stats.policy_version, elapsed
+        )
         append_jsonl(self.folder / METRICS, row)
         self.consumed = record.iteration
         for name in COUNTS:
             self.counts[name] += row["counts"][name]
         self.progress.iteration(row)
         if self.config.run.record_trajectories:
-            write_ipc(self.folder / TRAJECTORIES / f"batch_{record.iteration:06d}.arrow", list(record.batches))
+            path = self.folder / TRAJECTORIES / f"batch_{record.iteration:06d}.arrow"
+            path.parent.mkdir(exist_ok=True)
+            write_ipc(path, list(record.batches))
         every = self.config.run.checkpoint_every
         if record.iteration % every and record.iteration != self.config.run.num_iterations:
             return None
@@ -208,7 +224,10 @@ class Run:
             "evaluation": build_section(before, after, self.columns),
             "counts": self.counts,
             "evaluation_counts": self.evaluation_counts,
-            "seconds": {**self.seconds, "total": self.elapsed_before_s + time.monotonic() - self.started},
+            "seconds": {
+                **self.seconds,
+                "total": self.elapsed_before_s + time.monotonic() - self.started,
+            },
             "config_digest": config_digest(self.config),
         }
         write_json(self.folder / SUMMARY, summary)
@@ -234,7 +253,9 @@ def train(config: RunConfig, address: str | None = None) -> tuple[Path, dict[str
         return folder, run.finish()
 
 
-def resume(folder: Path, overrides: list[str], address: str | None = None) -> tuple[Path, dict[str, Any]]:
+def resume(
+    folder: Path, overrides: list[str], address: str | None = None
+) -> tuple[Path, dict[str, Any]]:
     """Continue the run in `folder` from its last checkpoint."""
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} holds no run: {CONFIG} is missing")

@@ -61,7 +61,9 @@ class WorkerTable:
 
     def usable(self) -> list[int]:
         """Workers that take calls, the least busy first."""
-        return sorted((w for w in self.version if w not in self.quarantined), key=lambda w: self.calls[w])
+        return sorted(
+            (w for w in self.version if w not in self.quarantined), key=lambda w: self.calls[w]
+        )
 
     def sent(self, worker: int) -> None:
         """A push is under way: the worker takes no call until it has answered."""

@@ -1,4 +1,5 @@
-"""What the policy is compared with: the average of its past weights (EMA), and the reference of the KL."""
+"""What the policy is compared with: the average of its past weights (EMA), and the reference of the
+KL."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -12,12 +13,13 @@ from rollout.families.trainable import lora_disabled
 
 
 class Ema:
-    """Exponential moving average of the trainable tensors, float32 on the CPU, one update per optimizer step.
+    """Exponential moving average of the trainable tensors, float32 on the CPU, one update per
+    optimizer step.
 
         e_0 = w_0,   e_k = d e_{k-1} + (1 - d) w_k
 
-    It starts at the initial weights, so its coefficients sum to 1 at every k and no bias correction is needed; the
-    price is that the initial weights still count d^k.
+    It starts at the initial weights, so its coefficients sum to 1 at every k and no bias correction
+    is needed; the price is that the initial weights still count d^k.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], decay: float) -> None:
@@ -40,7 +42,8 @@ class Ema:
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """A copy that never trains: the reference of full fine-tuning, made before anything is trained or partitioned."""
+    """A copy that never trains: the reference of full fine-tuning, made before anything is trained
+    or partitioned."""
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
@@ -51,10 +54,12 @@ def reference_velocities(
     frozen: nn.Module | None,
     batches: Iterable[Transitions],
 ) -> list[Tensor]:
-    """One pass of the reference over micro-batches: v_ref [B, *latent_shape] of each, guided like the policy.
+    """One pass of the reference over micro-batches: v_ref [B, *latent_shape] of each, guided like
+    the policy.
 
-    The reference is `frozen` if given; else the policy's own network with the LoRA of `module` (the same network
-    without its engine) off. It runs before the update as a whole, since switching adapters between forwards upsets ZeRO-3.
+    The reference is `frozen` if given; else the policy's own network with the LoRA of `module` (the
+    same network without its engine) off. It runs before the update as a whole, since switching
+    adapters between forwards upsets ZeRO-3.
     """
     if frozen is None:
         with lora_disabled(module):

@@ -1,12 +1,16 @@
 """Which transitions go into which optimizer update, rank and micro-step. Pure; numpy alone.
 
 Invariants (tests/unit/learner/test_batching.py):
-  * every valid (trajectory, step) pair is in exactly one micro-batch of one update of one rank, with weight 1 / D,
-    where D is the number of valid pairs of that update over ALL ranks; so an update's weights sum to 1;
-  * which pairs an update holds depends on the seed and the number of updates, never on ranks or micro-batch size;
-  * a trajectory stays whole: all of its steps are in one update on one rank, so a rank loads only its own latents;
-  * in an update all ranks run equally many micro-steps, and every micro-batch has exactly `micro_batch` rows: rows
-    that fill up have weight 0 and repeat a valid pair, one of the rank's own if it has any.
+  * every valid (trajectory, step) pair is in exactly one micro-batch of one update of one rank,
+    with weight 1 / D, where D is the number of valid pairs of that update over ALL ranks; so an
+    update's weights sum to 1;
+  * which pairs an update holds depends on the seed and the number of updates, never on ranks or
+    micro-batch size;
+  * a trajectory stays whole: all of its steps are in one update on one rank, so a rank loads only
+    its own latents;
+  * in an update all ranks run equally many micro-steps, and every micro-batch has exactly
+    `micro_batch` rows: rows that fill up have weight 0 and repeat a valid pair, one of the rank's
+    own if it has any.
 """
 
 from dataclasses import dataclass
@@ -45,10 +49,12 @@ def plan_updates(
     micro_batch: int,
     seed: int,
 ) -> list[Update]:
-    """Lay out a batch for one rank. valid: bool [M, T], the transitions that are trained, M trajectories.
+    """Lay out a batch for one rank. valid: bool [M, T], the transitions that are trained, M
+    trajectories.
 
-    Trajectories are permuted by `seed`, cut into num_updates runs of (nearly) equal length, and dealt to the ranks in
-    turn. Raises ValueError when a number isn't positive, or an update would hold no valid transition.
+    Trajectories are permuted by `seed`, cut into num_updates runs of (nearly) equal length, and
+    dealt to the ranks in turn. Raises ValueError when a number isn't positive, or an update would
+    hold no valid transition.
     """
     for name, value in {
         "num_updates": num_updates,
@@ -77,7 +83,8 @@ def plan_updates(
 def _micro_batches(
     valid: NDArray[np.bool_], own: NDArray[np.int64], count: int, micro_batch: int, weight: float
 ) -> tuple[MicroBatch, ...]:
-    """`count` micro-batches over the valid pairs of the trajectories `own`, filled up with weight 0."""
+    """`count` micro-batches over the valid pairs of the trajectories `own`, filled up with weight
+    0."""
     rows, steps = np.nonzero(valid[own])
     trajectories = own[rows]
     fill = count * micro_batch - len(rows)

@@ -1,4 +1,5 @@
-"""Checkpoints that hold no pickle, appear whole or not at all, and open under any number of ranks and ZeRO stage.
+"""Checkpoints that hold no pickle, appear whole or not at all, and open under any number of ranks
+and ZeRO stage.
 
     <dir>/step_000020/
         weights.safetensors     trainable tensors, float32
@@ -7,8 +8,9 @@
         manifest.json           format_version, files {name: blake2b}, policy_version, optimizer_step, identity,
                                 config_digest, state (the caller's: prompt cursor, seeds, counters, ...)
 
-A checkpoint is written to a hidden folder beside its place, every file flushed to disk, then renamed; so a folder
-that has the final name was whole when it was written. `latest` still reads it back and checks, since disks lie.
+A checkpoint is written to a hidden folder beside its place, every file flushed to disk, then
+renamed; so a folder that has the final name was whole when it was written. `latest` still reads it
+back and checks, since disks lie.
 """
 
 import json
@@ -59,7 +61,8 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write `folder`, replacing one of that name. TypeError when `state` is no JSON; OSError when it can't be written."""
+    """Write `folder`, replacing one of that name. TypeError when `state` is no JSON; OSError when
+    it can't be written."""
     state = json.dumps(checkpoint.state, allow_nan=False)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -90,7 +93,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path) -> Checkpoint:
-    """Read a checkpoint, every file checked against the manifest. CheckpointError says what is wrong."""
+    """Read a checkpoint, every file checked against the manifest. CheckpointError says what is
+    wrong."""
     manifest = check(folder)
     try:
         weights, moments = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
@@ -117,7 +121,8 @@ def load(folder: Path) -> Checkpoint:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint whose files are all there and unchanged; CheckpointError otherwise."""
+    """Return the manifest of a checkpoint whose files are all there and unchanged; CheckpointError
+    otherwise."""
     path = folder / MANIFEST
     if not path.is_file():
         raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
@@ -141,7 +146,8 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def latest(directory: Path) -> Path | None:
-    """Return the newest whole checkpoint under `directory`, None if there is none; warns of damaged ones it passes."""
+    """Return the newest whole checkpoint under `directory`, None if there is none; warns of damaged
+    ones it passes."""
     for folder in _newest_first(directory):
         try:
             check(folder)
@@ -153,7 +159,8 @@ def latest(directory: Path) -> Path | None:
 
 
 def prune(directory: Path, keep: int) -> list[Path]:
-    """Remove all checkpoints but the newest `keep`, damaged or not, and return what was removed. ValueError: keep < 1."""
+    """Remove all checkpoints but the newest `keep`, damaged or not, and return what was removed.
+    ValueError: keep < 1."""
     if keep < 1:
         raise ValueError(f"keep = {keep} must be >= 1")
     removed = _newest_first(directory)[keep:]

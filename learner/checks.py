@@ -1,4 +1,5 @@
-"""What must hold in a learner and in every step of it, and what is said and kept when it doesn't."""
+"""What must hold in a learner and in every step of it, and what is said and kept when it
+doesn't."""
 
 import json
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ class RatioGateError(RuntimeError):
     """On-policy, the ratio is not 1: rollout and learner do not compute the same policy."""
 
 
-class NonFiniteLoss(RuntimeError):  # noqa: N818  (the name that docs and exit codes use)
-    """A loss or gradient is NaN or infinite. The batch was dumped; this learner is of no more use."""
+class NonFiniteLoss(RuntimeError):
+    """A loss or gradient is NaN or infinite. The batch was dumped; this learner is of no more
+    use."""
 
 
 def find_device(config: LearnerConfig) -> torch.device:

@@ -1,4 +1,5 @@
-"""From sealed groups to advantages: the part of a learner step that every rank does for ALL groups."""
+"""From sealed groups to advantages: the part of a learner step that every rank does for ALL
+groups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from rollout.trajectory import GroupTrajectories, Header, RecordBatch, read_grou
 
 @dataclass(frozen=True, slots=True)
 class CreditBatch:
-    """Sealed groups, equal in shape and step plan, and what their rewards say. G groups, M = G N trajectories.
+    """Sealed groups, equal in shape and step plan, and what their rewards say. G groups, M = G N
+    trajectories.
 
     Trajectory g N + n is sample n of the g-th group.
     """
@@ -44,8 +46,8 @@ class CreditBatch:
 def read_batch(batches: Sequence[RecordBatch], credit: CreditAssigner) -> CreditBatch:
     """Read sealed groups and assign credit; latents stay where Arrow has them.
 
-    Raises ValueError when there is no group, one isn't sealed, they differ in size or step plan, their log-probs are
-    reduced in another way than ours, or the credit rule can't use the rewards.
+    Raises ValueError when there is no group, one isn't sealed, they differ in size or step plan,
+    their log-probs are reduced in another way than ours, or the credit rule can't use the rewards.
     """
     if not batches:
         raise ValueError("a learner step needs at least one group")
@@ -73,6 +75,7 @@ def read_batch(batches: Sequence[RecordBatch], credit: CreditAssigner) -> Credit
 
 
 def mean_gain_per_step(rewards: Tensor) -> list[float | None]:
-    """[T], mean over trajectories of r(state j+1) - r(state j), None where one of them wasn't scored."""
+    """[T], mean over trajectories of r(state j+1) - r(state j), None where one of them wasn't
+    scored."""
     gains = rewards.diff(dim=-1).mean(dim=(0, 1))
     return [None if gain != gain else gain for gain in gains.tolist()]

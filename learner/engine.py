@@ -1,8 +1,9 @@
 """The only door to DeepSpeed: one network, one optimizer, any ZeRO stage, gradients that are sums.
 
-What DeepSpeed would do by itself and is undone here, so that the gradient is that of the losses as passed, whatever
-the number of ranks and micro-steps: its division by accumulation steps (off), its mean over ranks (the loss is
-multiplied by their number), its own counting of micro-steps (the caller says which backward is an update's last).
+What DeepSpeed would do by itself and is undone here, so that the gradient is that of the losses as
+passed, whatever the number of ranks and micro-steps: its division by accumulation steps (off), its
+mean over ranks (the loss is multiplied by their number), its own counting of micro-steps (the
+caller says which backward is an update's last).
 """
 
 import logging
@@ -59,7 +60,8 @@ class OptimizerState:
 def init_distributed(
     rank: int, world_size: int, master_addr: str = "127.0.0.1", master_port: int = 0, *, gpu: bool
 ) -> None:
-    """Join the process group, NCCL on GPUs and gloo otherwise; a lone rank needs no port. Does nothing when joined.
+    """Join the process group, NCCL on GPUs and gloo otherwise; a lone rank needs no port. Does
+    nothing when joined.
 
     Raises ValueError when this process is already in a group of another shape.
     """
@@ -78,7 +80,7 @@ def init_distributed(
     else:
         where: dict[str, Any] = {"init_method": f"tcp://{master_addr}:{master_port}"}
         if world_size == 1:
-            where = {"store": distributed.HashStore()}
+            where = {"store": distributed.HashStore()}  # pyright: ignore[reportPrivateImportUsage]
         distributed.init_process_group(
             "nccl" if gpu else "gloo",
             rank=rank,
@@ -115,12 +117,14 @@ def deepspeed_config(config: LearnerConfig, num_trainable: int) -> dict[str, Any
 
 
 class Engine:
-    """A network's trainable tensors, and how they are stepped. Every method is collective: all ranks call it."""
+    """A network's trainable tensors, and how they are stepped. Every method is collective: all
+    ranks call it."""
 
     def __init__(
         self, network: nn.Module, config: LearnerConfig, rank: int, world_size: int
     ) -> None:
-        """Wrap `network`, whose trainable parameters require grad already. `init_distributed` comes first.
+        """Wrap `network`, whose trainable parameters require grad already. `init_distributed` comes
+        first.
 
         Raises ValueError when nothing is trainable.
         """
@@ -158,9 +162,11 @@ class Engine:
         return self._engine.device
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Add the gradient of the scalar `loss`, a SUM over transitions already divided by the global denominator.
+        """Add the gradient of the scalar `loss`, a SUM over transitions already divided by the
+        global denominator.
 
-        last: whether this is the update's last backward, after which gradients are summed over the ranks.
+        last: whether this is the update's last backward, after which gradients are summed over the
+        ranks.
         """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
@@ -194,18 +200,21 @@ class Engine:
             group["lr"] = lr
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the whole gradient between the update's last backward and its step: float32 on the CPU, rank 0's."""
+        """Return the whole gradient between the update's last backward and its step: float32 on the
+        CPU, rank 0's."""
         return self._gathered(safe_get_full_grad)
 
     def full_tensors(self) -> dict[str, Tensor]:
-        """Return copies of all trainable tensors: whole, float32, on the CPU; {} on other ranks than 0.
+        """Return copies of all trainable tensors: whole, float32, on the CPU; {} on other ranks
+        than 0.
 
         Names are those of `trainable_tensors`. bf16 weights come from their float32 masters.
         """
         return self._gathered((lambda p: p) if self._masters_are_live else safe_get_full_fp32_param)
 
     def load_full_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put `tensors` (whole, given on every rank) into weights and masters. ValueError when the names differ."""
+        """Put `tensors` (whole, given on every rank) into weights and masters. ValueError when the
+        names differ."""
         self._check_names(tensors)
         with torch.no_grad():
             if self._stage == 3:
@@ -224,7 +233,8 @@ class Engine:
                     safe_set_full_fp32_param(param, tensors[name].to(param.device, torch.float32))
 
     def optimizer_state(self) -> OptimizerState:
-        """Gather AdamW's state; zeros before the first step. Moments are empty on other ranks than 0."""
+        """Gather AdamW's state; zeros before the first step. Moments are empty on other ranks than
+        0."""
         state = self._torch_state()
         self._link_state()
         get = self._stage_zero_state if self._stage == 0 else safe_get_full_optimizer_state
@@ -232,7 +242,8 @@ class Engine:
         return OptimizerState(int(next(iter(state.values()))["step"]), exp_avg, exp_avg_sq)
 
     def load_optimizer_state(self, saved: OptimizerState) -> None:
-        """Put a state, given whole on every rank, in place of the present one. ValueError when the names differ."""
+        """Put a state, given whole on every rank, in place of the present one. ValueError when the
+        names differ."""
         for moments in (saved.exp_avg, saved.exp_avg_sq):
             self._check_names(moments)
         for state in self._torch_state().values():
@@ -257,7 +268,7 @@ class Engine:
             )
         return values.cpu()
 
-    def _gathered(self, get: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
+    def _gathered(self, get: Callable[[nn.Parameter], Any]) -> dict[str, Tensor]:
         """Whole float32 CPU copies, one parameter after the other; kept on rank 0."""
         kept: dict[str, Tensor] = {}
         for name, param in self._params.items():
@@ -267,7 +278,8 @@ class Engine:
         return kept
 
     def _torch_state(self) -> dict[Any, dict[str, Tensor]]:
-        """torch's own AdamW state of this rank's (flat) parameters, made like its first step would if there is none."""
+        """torch's own AdamW state of this rank's (flat) parameters, made like its first step would
+        if there is none."""
         if self._stage == 0:
             owned, optimizer = list(self._params.values()), self._engine.optimizer
         else:
@@ -291,7 +303,8 @@ class Engine:
         return self._engine.optimizer.state[param][key]
 
     def _own_part(self, param: Any, whole: Tensor) -> Tensor:
-        """This rank's part of a ZeRO-3 parameter, zeros behind its end (safe_set_full_* forget that padding)."""
+        """This rank's part of a ZeRO-3 parameter, zeros behind its end (safe_set_full_* forget that
+        padding)."""
         size = param.ds_tensor.numel()
         flat = torch.zeros(size * self.world_size, device=param.device)
         flat[: whole.numel()] = whole.flatten()

@@ -20,7 +20,8 @@ class Transitions:
     x_next: Tensor
     """float32 [B, *latent_shape]."""
     t: Tensor
-    """float64 [B], like t_next, noise_coefficient and std: the numbers that the rollout's kernel used."""
+    """float64 [B], like t_next, noise_coefficient and std: the numbers that the rollout's kernel
+    used."""
     t_next: Tensor
     noise_coefficient: Tensor
     std: Tensor
@@ -60,8 +61,8 @@ def transition_loss(
 ) -> tuple[Tensor, LossTerms]:
     """Return sum_i weight_i (objective_i + kl_weight KL_i), a differentiable scalar, and its parts.
 
-    Velocity, kernel and log-prob are the rollout's own functions, so that on-policy the ratio is 1. v_ref [B, ...]
-    are the reference's velocities at the same states, needed when kl_weight > 0.
+    Velocity, kernel and log-prob are the rollout's own functions, so that on-policy the ratio is 1.
+    v_ref [B, ...] are the reference's velocities at the same states, needed when kl_weight > 0.
     """
     v = policy(batch.x_t, batch.t.float(), batch.conditioning)
     mean = step_mean(batch.x_t, v, batch.t, batch.t_next, batch.noise_coefficient)

@@ -10,7 +10,8 @@ class LearnerStats:
     policy_version: int
     """That the batch was sampled with (the oldest, if several)."""
     on_policy: bool
-    """Whether all groups were sampled with the weights that the step began from; then the ratio gate was applied."""
+    """Whether all groups were sampled with the weights that the step began from; then the ratio
+    gate was applied."""
     loss: float
     """Objective and weighted KL, mean over transitions, mean over updates."""
     kl: float
@@ -19,7 +20,8 @@ class LearnerStats:
     ratio_max_deviation: float
     """Largest |ratio - 1| of all updates."""
     max_abs_log_ratio: float
-    """Largest |log ratio| of the first update, before any step: the mismatch of rollout and learner."""
+    """Largest |log ratio| of the first update, before any step: the mismatch of rollout and
+    learner."""
     clipped_frac: float
     grad_norm: list[float]
     """Of each update, before clipping."""
@@ -27,7 +29,8 @@ class LearnerStats:
     """Of the images."""
     reward_std: float
     gain_per_step: list[float | None]
-    """[T], mean reward difference of the two states of each transition; None where one of them wasn't scored."""
+    """[T], mean reward difference of the two states of each transition; None where one of them
+    wasn't scored."""
     abs_advantage_per_step: list[float]
     """[T], mean |advantage|; 0 where untrained."""
     zero_variance_frac: float
@@ -36,7 +39,8 @@ class LearnerStats:
     num_transitions: int
     """Trained transitions."""
     num_network_calls: int
-    """Latents that went through the network for them, reference pass included; a guided velocity counts two."""
+    """Latents that went through the network for them, reference pass included; a guided velocity
+    counts two."""
     num_padding_calls: int
     """Further ones, in rows that only fill up a micro-batch."""
     seconds: dict[str, float]

@@ -13,7 +13,8 @@ from rollout.families.base import Conditioning
 
 
 class RankTransitions:
-    """The latents, log-probs and advantages of the trajectories that this rank's updates name, and nothing else."""
+    """The latents, log-probs and advantages of the trajectories that this rank's updates name, and
+    nothing else."""
 
     def __init__(self, batch: CreditBatch, updates: Iterable[Update], device: torch.device) -> None:
         """Copy them to `device`, once for the whole learner step."""
@@ -70,7 +71,8 @@ class RankTransitions:
 
 
 def negative_conditioning(batch: CreditBatch, device: torch.device) -> Conditioning | None:
-    """Return the empty prompt's conditioning (one row) that was recorded with guided groups; None without guidance."""
+    """Return the empty prompt's conditioning (one row) that was recorded with guided groups; None
+    without guidance."""
     group = batch.groups[0]
     names = [name for name in batch.header.embedding_shapes if name.startswith("negative.")]
     rows = {

@@ -57,7 +57,8 @@ class Work:
 
 
 class LearnerWorker:
-    """One rank of the learner. Methods are collective: all ranks call them, with equal arguments."""
+    """One rank of the learner. Methods are collective: all ranks call them, with equal
+    arguments."""
 
     def __init__(
         self,
@@ -275,13 +276,14 @@ class LearnerWorker:
         return found.state
 
     def _float_tensors(self, kind: WeightKind) -> dict[str, Tensor]:
+        """Float32 copies."""
         if kind == "raw":
             return self.engine.full_tensors()
         if self._ema is None:
             raise ValueError(
                 "learner.ema_decay = 0 keeps no averaged weights; ask for the raw ones"
             )
-        return self._ema.tensors
+        return {name: tensor.clone() for name, tensor in self._ema.tensors.items()}
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint's tensors mean, beyond their names and shapes."""

@@ -6,9 +6,12 @@ Imports no torch at the top, so that recorded trajectories can be read without i
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rollout.config import SamplingConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class StepPlan:
 
 def make_plan(
     sampling: SamplingConfig,
-    times: Iterable[float],
+    times: "Iterable[float] | Tensor",
     credit_scored_states: Literal["all", "final"],
 ) -> StepPlan:
     """Lay out `sampling` over the family's `times` [T + 1] (floats or a tensor).
@@ -89,7 +92,7 @@ def make_plan(
     )
 
 
-def ode_plan(times: Iterable[float], guidance_scale: float = 1.0) -> StepPlan:
+def ode_plan(times: "Iterable[float] | Tensor", guidance_scale: float = 1.0) -> StepPlan:
     """Lay out deterministic sampling over `times` [T + 1]: nothing is trained, only the image is
     scored."""
     grid = tuple(float(t) for t in times)
@@ -157,6 +160,7 @@ def _scored_states(sampling: SamplingConfig, credit_scored_states: str) -> tuple
         return tuple(range(last + 1))
     if chosen == "final":
         return (last,)
+    assert not isinstance(chosen, str), chosen
     states = sorted(set(chosen))
     wrong = [state for state in states if not 0 <= state <= last]
     if wrong:

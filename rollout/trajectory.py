@@ -28,14 +28,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import RecordBatch
 
 from rollout.plan import StepPlan
 from rollout.records import SliceRequest
 
 SCHEMA_VERSION = 1
 VERSION_KEY, HEADER_KEY = b"flowcredit.schema_version", b"flowcredit.header"
-
-RecordBatch = pa.RecordBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +165,8 @@ def read_header(batch: RecordBatch) -> Header:
             f"{SCHEMA_VERSION}; read it with the flowcredit release that wrote it"
         )
     fields = json.loads(metadata[HEADER_KEY])
-    plan = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.pop("plan").items()}
+    plan: dict[str, Any] = fields.pop("plan")
+    plan = {name: tuple(v) if isinstance(v, list) else v for name, v in plan.items()}
     shapes = {name: tuple(shape) for name, shape in fields.pop("embedding_shapes").items()}
     latent_shape = tuple(fields.pop("latent_shape"))
     return Header(
@@ -212,10 +212,14 @@ def write_ipc(path: str | os.PathLike[str], batches: Sequence[RecordBatch]) -> N
     at all."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    os.replace(partial, path)
+    try:
+        with pa.OSFile(str(partial), "wb") as sink:
+            with pa.ipc.new_file(sink, batches[0].schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_ipc(path: str | os.PathLike[str]) -> list[RecordBatch]:

@@ -51,7 +51,9 @@ class FakeBackend:
     def sample(self, worker, requests):
         version = requests[0].group.policy_version
         assert all(request.group.policy_version == version for request in requests)
-        assert self.loaded[worker] == version, f"worker {worker} holds {self.loaded[worker]}, call wants {version}"
+        assert self.loaded[worker] == version, (
+            f"worker {worker} holds {self.loaded[worker]}, call wants {version}"
+        )
         self.sampled_shapes.add(len(requests))
         return self._later(lambda: self._sample(requests))
 
@@ -59,7 +61,9 @@ class FakeBackend:
         count = sum(request.count for request in requests)
         stats = RolloutStats(num_images=count, num_transitions=count * self.plan.num_steps)
         return SampleAnswer(
-            slices=[self._batch(request) for request in requests], previews=list(requests), stats=stats
+            slices=[self._batch(request) for request in requests],
+            previews=list(requests),
+            stats=stats,
         )
 
     def _batch(self, request):
@@ -102,7 +106,9 @@ class FakeBackend:
         attempt = self.attempts.get(group_id, 0)
         self.attempts[group_id] = attempt + 1
         states = [s for s in self.plan.scored if s > 0]
-        pairs = [(i, s) for s in states for i in range(request.first, request.first + request.count)]
+        pairs = [
+            (i, s) for s in states for i in range(request.first, request.first + request.count)
+        ]
         if 0 in self.plan.scored and request.score_initial:
             pairs.append((request.first, 0))
         samples, columns = (np.array(part, np.int32) for part in zip(*pairs, strict=True))
@@ -127,7 +133,9 @@ class FakeBackend:
     def weights(self, kind):
         def answer() -> WeightsAnswer:
             version = self.version
-            return WeightsAnswer(tensors={}, version=version, checksum=f"sum {version}", num_bytes=4)
+            return WeightsAnswer(
+                tensors={}, version=version, checksum=f"sum {version}", num_bytes=4
+            )
 
         return self._later(answer)
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers import (
+    SD3Transformer2DModel,  # pyright: ignore[reportPrivateImportUsage]
+    StableDiffusion3Pipeline,  # pyright: ignore[reportPrivateImportUsage]
+)
 from diffusers.utils.logging import disable_progress_bar as disable_diffusers_bar
 from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar as disable_transformers_bar
@@ -59,7 +62,7 @@ class SD3Family(Family):
     ) -> None:
         """Use `load`; `pipeline` holds None for the parts that weren't asked for."""
         self._pipeline, self._folder, self._config = pipeline, folder, config
-        settings: Any = SD3Transformer2DModel.load_config(str(folder / "transformer"))
+        settings = _network_config(folder)
         size = settings["sample_size"]
         self.latent_shape = (settings["in_channels"], size, size)
 
@@ -96,9 +99,7 @@ class SD3Family(Family):
             pipeline.vae.to(memory_format=torch.channels_last)
         if "network" not in parts:  # encode_prompt reads the network's config
             with torch.device("meta"):
-                pipeline.transformer = SD3Transformer2DModel.from_config(
-                    SD3Transformer2DModel.load_config(str(folder / "transformer"))
-                )
+                pipeline.transformer = SD3Transformer2DModel.from_config(_network_config(folder))
         return cls(pipeline, folder, config)
 
     @property
@@ -135,6 +136,8 @@ class SD3Family(Family):
             do_classifier_free_guidance=False,
             max_sequence_length=self._config.max_sequence_length,
         )
+        assert prompt_embeds is not None
+        assert pooled is not None
         return {"prompt_embeds": prompt_embeds.float(), "pooled": pooled.float()}
 
     def velocity(
@@ -170,11 +173,11 @@ class SD3Family(Family):
         metadata, since without it diffusers takes alpha = rank, and it refuses ".alpha" keys for
         SD3.
         """
-        layers = {
+        layers: dict[str, nn.Module | Tensor] = {
             name.replace(".default.", "."): tensor.detach().cpu().contiguous()
             for name, tensor in tensors.items()
         }
-        ranks = {tensor.shape[1] for name, tensor in layers.items() if ".lora_B." in name}
+        ranks = {tensor.shape[1] for name, tensor in tensors.items() if ".lora_B." in name}
         if len(ranks) != 1 or not all(".lora_" in name for name in layers):
             raise ValueError(f"{len(layers)} tensors with ranks {sorted(ranks)} aren't one LoRA")
         metadata = {
@@ -203,3 +206,8 @@ class SD3Family(Family):
         for name in model_index(self._folder):
             if name != "transformer" and (self._folder / name).is_dir():
                 shutil.copytree(self._folder / name, folder / name, dirs_exist_ok=True)
+
+
+def _network_config(folder: Path) -> dict[str, Any]:
+    config: Any = SD3Transformer2DModel.load_config(str(folder / "transformer"))
+    return config

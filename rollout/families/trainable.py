@@ -32,7 +32,9 @@ def attach_lora(
         )
     network.requires_grad_(False)
     config = LoraConfig(
-        r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights=True
+        r=rank,
+        lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  (peft divides it, any number will do)
+        target_modules=list(targets),
     )
     inject_adapter_in_model(config, network, ADAPTER_NAME)
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +88,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

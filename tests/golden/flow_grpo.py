@@ -1,7 +1,7 @@
 """Golden vectors of Flow-GRPO's step and log-prob.
 
-The formula is the one of its `sde_step_with_logprob` as papers.md section 2 (b) quotes it, written here
-in numpy float64, independent of rollout.flow. `python -m tests.golden.flow_grpo` rewrites
+The formula is the one of its `sde_step_with_logprob` as papers.md section 2 (b) quotes it, written
+here in numpy float64, independent of rollout.flow. `python -m tests.golden.flow_grpo` rewrites
 flow_grpo.json, next to this file, from inputs that are stored in it.
 """
 

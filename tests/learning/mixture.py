@@ -1,8 +1,9 @@
 """A two-dimensional world in which everything is known: data from a mixture of three Gaussians, the
 reward -x/2 + 3 of the point's first coordinate (papers.md sections 6 (g) and 15).
 
-The reference policy is the mixture's exact velocity, the trained one adds a small network to it. With
-the reward linear, the KL-regularised optimum p_ref exp(r / beta) is again a mixture of Gaussians:
+The reference policy is the mixture's exact velocity, the trained one adds a small network to it.
+With the reward linear, the KL-regularised optimum p_ref exp(r / beta) is again a mixture of
+Gaussians:
 
     means   m_j - (S^2 / (2 beta)) e_x      weights   w_j exp(-m_jx / (2 beta)), normalised
 """
@@ -87,7 +88,8 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Trainer:
-    """On-policy iterations of rollout, credit and PPO with KL, by the project's own pure functions."""
+    """On-policy iterations of rollout, credit and PPO with KL, by the project's own pure
+    functions."""
 
     kernel: str
     eta: float
@@ -134,7 +136,8 @@ class Trainer:
     def update(
         self, policy: Policy, optimizer: torch.optim.Optimizer, batch: Transitions, adv: Tensor
     ) -> None:
-        """Two optimizer steps over all of the batch, each within the clip of the sampling policy."""
+        """Two optimizer steps over all of the batch, each within the clip of the sampling
+        policy."""
         with torch.no_grad():
             mean_ref = batch.mean(reference_velocity)
             old = log_prob(batch.x_next, batch.mean(policy), batch.std)

@@ -34,9 +34,9 @@ def test_training_comes_near_the_kl_regularised_optimum(rule: str) -> None:
     """Mean reward ends within a quarter of the way from p_ref's mean reward to the optimum's.
 
     It can't be exact: ten Gaussian steps are not the continuous path, the last steps are untrained,
-    GRPO's per-step KL leaves out what a step does to the KL of later ones, and Tweedie's estimate under
-    the trained velocity is a biased value for the gains (measured: outcome ends some 12 % short,
-    gain some 11 % beyond).
+    GRPO's per-step KL leaves out what a step does to the KL of later ones, and Tweedie's estimate
+    under the trained velocity is a biased value for the gains (measured: outcome ends some 12 %
+    short, gain some 11 % beyond).
     """
     config = CreditConfig(rule=rule, normaliser=f"{__name__}:centred", eps=0, clip=math.inf)
     trainer = Trainer("flow_sde", MEMORYLESS_ETA, make_credit(config), BETA)
@@ -59,8 +59,9 @@ def test_zero_advantages_leave_the_policy_at_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "eta"), [("flow_sde", 0.7), ("dance_sde", 0.7), ("cps", 0.8), ("ddim_sde", 0.7), ("precise", 0.7)]
-)  # fmt: skip
+    ("kernel", "eta"),
+    [("flow_sde", 0.7), ("dance_sde", 0.7), ("cps", 0.8), ("ddim_sde", 0.7), ("precise", 0.7)],
+)
 def test_the_default_credit_raises_the_reward_under_every_kernel(kernel: str, eta: float) -> None:
     """Gains, joint normalisation, clip 5, no KL: a rise of at least one std of the reward (.4)."""
     trainer = Trainer(kernel, eta, make_credit(CreditConfig()), beta=0.0)

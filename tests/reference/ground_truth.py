@@ -1,7 +1,8 @@
 """Slow, obvious float64 versions of the pure maths, written from the papers' formulas.
 
-Deliberately in another form than the source: drift and diffusion instead of coefficients, loops over
-items instead of broadcasting, statistics on Python lists. Array arguments are numpy; times are floats.
+Deliberately in another form than the source: drift and diffusion instead of coefficients, loops
+over items instead of broadcasting, statistics on Python lists. Array arguments are numpy; times are
+floats.
 """
 
 import math
@@ -54,7 +55,8 @@ def preserving_step(x: Array, v: Array, t: float, t_next: float, std: float) -> 
 
 
 def precise_step(x: Array, v: Array, t: float, t_next: float, eta: float) -> tuple[Array, float]:
-    """rho = exp(-int_{t'}^{t} eta^2 / (2 s (1 - s)) ds), the decay of the noise part (section 4)."""
+    """rho = exp(-int_{t'}^{t} eta^2 / (2 s (1 - s)) ds), the decay of the noise part (section
+    4)."""
     if eta == 0:
         rho = 1.0
     elif t == 1 or t_next == 0:  # the integral diverges

@@ -9,6 +9,9 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from scipy.stats import rankdata
 
+from benchmarks.shapes_model.export import load_exported
+from benchmarks.shapes_model.networks import caption_ids
+from benchmarks.shapes_model.scores import noise_of_line, sample_images
 from rewards.shapes.grammar import CATEGORIES, all_records
 from rewards.shapes.reward import ShapesReward
 
@@ -88,6 +91,28 @@ def test_prompts_change_the_embeddings(pipeline):
     assert pooled.shape == (3, 128)
     assert embeds[:, 12].abs().max() == 0.0  # the token that stands for the missing T5
     assert (pooled[0] - pooled[1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("num_zero_tokens", [1, 16])
+def test_training_encodes_text_as_the_pipeline_does(pipeline, num_zero_tokens):
+    model, _ = load_exported(FOLDER)
+    prompts = ["a photo of three crosses", "a photo of a red circle and a blue square", ""]
+    embeds, _, pooled, _ = pipeline.encode_prompt(
+        prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=num_zero_tokens
+    )
+    own_embeds, own_pooled = model.encode(caption_ids(prompts), num_zero_tokens)
+    assert own_embeds.requires_grad
+    torch.testing.assert_close(own_embeds, embeds, rtol=0, atol=0)
+    torch.testing.assert_close(own_pooled, pooled, rtol=0, atol=0)
+
+
+def test_the_script_samples_as_the_pipeline_does(pipeline):
+    model, autoencoder = load_exported(FOLDER)
+    prompts = ["a photo of four squares", "a photo of a cross above a circle"]
+    noise = torch.stack([noise_of_line(0), noise_of_line(1)])
+    images = (_sample(pipeline, prompts, seed=0, latents=noise) * 255).round().astype(int)
+    own = sample_images(model, autoencoder, prompts, noise).astype(int)
+    assert np.abs(own - images).max() <= 1
 
 
 def test_score_is_decent_and_improvable(scored):

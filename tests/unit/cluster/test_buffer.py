@@ -19,7 +19,9 @@ def test_admission_stops_at_capacity_and_names_the_version_by_arithmetic(lag):
     buffer = TrajectoryBuffer(groups_per_batch=4, max_policy_lag=lag, num_batches=6)
     admissions = drain_admissions(buffer)
     assert [a.position for a in admissions] == list(range(4 * (lag + 1)))
-    assert [a.policy_version for a in admissions] == [max(0, a.position // 4 - lag) for a in admissions]
+    assert [a.policy_version for a in admissions] == [
+        max(0, a.position // 4 - lag) for a in admissions
+    ]
     assert buffer.num_open == buffer.capacity == 4 * (lag + 1)
 
 

@@ -20,7 +20,11 @@ def test_every_shipped_config_parses_and_survives_being_written(path, tmp_path):
 
 def test_an_override_wins_over_the_file():
     config = load(QUICKSTART, ["learner.lr=1e-4", "run.name=other", "sampling.train_steps=[1, 2]"])
-    assert (config.learner.lr, config.run.name, config.sampling.train_steps) == (1e-4, "other", [1, 2])
+    assert (config.learner.lr, config.run.name, config.sampling.train_steps) == (
+        1e-4,
+        "other",
+        [1, 2],
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,10 +35,19 @@ def test_an_override_wins_over_the_file():
         ("learner.lr=-1", "learner.lr = -1: input should be greater than 0"),
         ("sampling.num_steps='ten'", "sampling.num_steps = 'ten': input should be a valid integer"),
         ("learner.zero_stage=5", "learner.zero_stage = 5: input should be 0, 1, 2 or 3"),
-        ("rollout.slices_per_call=3", "does not divide into calls of slices_per_call = 3; choose a divisor of 16"),
-        ("rollout.samples_per_slice=5", "does not divide into slices of samples_per_slice = 5; choose a divisor"),
+        (
+            "rollout.slices_per_call=3",
+            "does not divide into calls of slices_per_call = 3; choose a divisor of 16",
+        ),
+        (
+            "rollout.samples_per_slice=5",
+            "does not divide into slices of samples_per_slice = 5; choose a divisor",
+        ),
         ("learner.updates_per_batch=7", "does not divide into learner.updates_per_batch = 7"),
-        ("sampling.guidance_scale=3.0", "has no effect with cfg_mode = 'off'; set cfg_mode = 'train'"),
+        (
+            "sampling.guidance_scale=3.0",
+            "has no effect with cfg_mode = 'off'; set cfg_mode = 'train'",
+        ),
         ("learner.ema_decay=0", "set evaluation.weights = 'raw' or learner.ema_decay > 0"),
         ("rewards.components=[]", "rewards.components = []: list should have at least 1 item"),
         ("learner.betas=[0.9, 1.0]", "betas = [0.9, 1.0] must both lie in [0, 1)"),

@@ -73,7 +73,9 @@ def test_a_group_whose_scoring_keeps_failing_is_replaced_by_a_deterministic_one(
 def test_a_reward_that_always_fails_stops_the_run_with_its_message(tmp_path):
     controller, backend, _ = controller_of(tmp_path)
     backend.failing = lambda group_id, attempt: True
-    with pytest.raises(GateError, match=r"groups were dropped because reward 'shapes' failed.*boom"):
+    with pytest.raises(
+        GateError, match=r"groups were dropped because reward 'shapes' failed.*boom"
+    ):
         controller.run()
 
 

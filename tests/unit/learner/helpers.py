@@ -1,6 +1,6 @@
 """Sealed groups made by the real RolloutWorker on a tiny SD3, and learners to train on them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,11 @@ def make_learner(
     credit: CreditConfig | None = None,
     objective: ObjectiveConfig | None = None,
     guidance_scale: float = 1.0,
+    model_config: ModelConfig | None = None,
     **place: Any,
 ) -> LearnerWorker:
     return LearnerWorker(
-        ModelConfig(path=str(model)),
+        model_config or ModelConfig(path=str(model)),
         config or learner_config(),
         credit or CreditConfig(),
         objective or ObjectiveConfig(clip_range=0.1),
@@ -46,12 +47,16 @@ def make_learner(
 
 
 def make_rollout(
-    model: Path, config: LearnerConfig | None = None, **sampling: Any
+    model: Path,
+    config: LearnerConfig | None = None,
+    *,
+    model_config: ModelConfig | None = None,
+    **sampling: Any,
 ) -> RolloutWorker:
     config = config or learner_config()
     settings: dict[str, Any] = {"num_steps": NUM_STEPS, "eta": 0.7}
     return RolloutWorker(
-        ModelConfig(path=str(model)),
+        model_config or ModelConfig(path=str(model)),
         SamplingConfig(**(settings | sampling)),
         RolloutConfig(),
         AdapterSpec(adapter=config.adapter, rank=config.lora_rank, alpha=config.lora_alpha),
@@ -109,17 +114,3 @@ def relative_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> flo
 
 def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(bool((a[n] == b[n]).all()) for n in b)
-
-
-def step_times(
-    learner_worker: LearnerWorker, worker: RolloutWorker, count: int
-) -> list[Sequence[RecordBatch]]:
-    """`count` on-policy iterations; the batches that they trained on."""
-    used = []
-    for _ in range(count):
-        groups = sample_groups(
-            worker, learner_worker.weights(), first_group=10 * learner_worker.version
-        )
-        learner_worker.step(groups)
-        used.append(groups)
-    return used

@@ -32,7 +32,9 @@ def train(folder: Path, groups: list[RecordBatch], place: dict[str, int], stage:
 
     Micro-batches of 5 don't divide a rank's transitions, so the last one is filled up.
     """
-    worker = make_learner(folder / "model", learner_config(zero_stage=stage, micro_batch=5), **place)
+    worker = make_learner(
+        folder / "model", learner_config(zero_stage=stage, micro_batch=5), **place
+    )
     keep(folder / f"gradient_{stage}.safetensors", worker.gradient(groups))
     stats = worker.step(groups)
     assert stats.num_padding_calls > 0

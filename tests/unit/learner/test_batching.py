@@ -101,7 +101,12 @@ def test_an_updates_pairs_do_not_depend_on_ranks_or_micro_batch() -> None:
     sets = []
     for num_ranks, micro_batch in itertools.product((1, 2, 4), (3, 16)):
         _, plans = all_ranks((16, 5, 4, num_ranks, micro_batch))
-        sets.append([sorted(sum(map(counted, us), [])) for us in zip(*plans, strict=True)])
+        sets.append(
+            [
+                sorted(pair for update in us for pair in counted(update))
+                for us in zip(*plans, strict=True)
+            ]
+        )
     assert all(found == sets[0] for found in sets)
 
 
@@ -113,9 +118,13 @@ def test_the_seed_decides_which_trajectories_an_update_holds() -> None:
 
 def test_more_updates_than_valid_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"update 2 of 3 has no valid transition: 2 trajectories"):
-        plan_updates(np.ones((2, 1), bool), num_updates=3, rank=0, num_ranks=1, micro_batch=4, seed=0)
+        plan_updates(
+            np.ones((2, 1), bool), num_updates=3, rank=0, num_ranks=1, micro_batch=4, seed=0
+        )
 
 
 def test_sizes_must_be_positive() -> None:
     with pytest.raises(ValueError, match="micro_batch = 0 must be >= 1"):
-        plan_updates(np.ones((2, 1), bool), num_updates=1, rank=0, num_ranks=1, micro_batch=0, seed=0)
+        plan_updates(
+            np.ones((2, 1), bool), num_updates=1, rank=0, num_ranks=1, micro_batch=0, seed=0
+        )

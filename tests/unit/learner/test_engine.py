@@ -44,7 +44,9 @@ def train(engine: Engine, first: int, last: int) -> list[float]:
 def train_by_hand(last: int) -> tuple[dict[str, Tensor], list[float], torch.optim.AdamW, nn.Module]:
     network = make_network()
     live = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(live.values(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2)
+    optimizer = torch.optim.AdamW(
+        live.values(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2
+    )
     norms = []
     for number in range(last):
         (network(inputs(number)).square().sum() / 8).backward()
@@ -72,7 +74,9 @@ def test_optimizer_state_is_torchs_by_parameter_name(stage: int) -> None:
     state = engine.optimizer_state()
     assert state.step == 3
     for key in ("exp_avg", "exp_avg_sq"):
-        expected = {n: optimizer.state[p][key] for n, p in network.named_parameters() if p.requires_grad}
+        expected = {
+            n: optimizer.state[p][key] for n, p in network.named_parameters() if p.requires_grad
+        }
         assert relative_difference(getattr(state, key), expected) < 1e-5
 
 
@@ -139,13 +143,15 @@ def test_bf16_weights_train_on_float32_masters(stage: int) -> None:
     changes = {"precision": "bf16", "lr": 1e-4, "weight_decay": 0.0}
     engine = make_engine(stage, network.bfloat16(), **changes)
     for _ in range(20):
-        engine.backward(engine.network(torch.ones(1, 4, dtype=torch.bfloat16)).float().sum(), last=True)
+        engine.backward(
+            engine.network(torch.ones(1, 4, dtype=torch.bfloat16)).float().sum(), last=True
+        )
         engine.step()
     assert engine.dtypes == {"weight": torch.bfloat16}
     assert engine.full_tensors()["weight"].tolist() == [pytest.approx([1 - 20e-4] * 4, abs=1e-6)]
 
 
-@pytest.mark.parametrize("stage", (1, 2, 3))
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_bf16_state_opens_under_another_stage(stage: int) -> None:
     source = make_engine(1, make_network().bfloat16(), precision="bf16")
     other = make_engine(stage, make_network().bfloat16(), precision="bf16")

@@ -58,7 +58,12 @@ def slow_gradient(
         for n in range(len(group.states)):
             for column, i in enumerate(steps):
                 x, x_next = torch.tensor(group.states[n, i : i + 2])
-                t, t_next, k, s = plan.times[i], plan.times[i + 1], plan.noise_coefficient[i], plan.std[i]
+                t, t_next, k, s = (
+                    plan.times[i],
+                    plan.times[i + 1],
+                    plan.noise_coefficient[i],
+                    plan.std[i],
+                )
                 v = family.velocity(family.network, x[None], torch.tensor([t]), prompt)[0]
                 mean = (1 - t_next) * (x - t * v) + k * (x + (1 - t) * v)
                 squares = (x_next - mean) ** 2 / (2 * s**2)

@@ -82,7 +82,8 @@ def test_group_scope_of_gains_uses_the_mean_gain_of_each_trajectory() -> None:
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_trained_may_differ_between_trajectories(scope: str) -> None:
-    """Group 2 trains nothing, trajectory (0, 1) neither, and step 4 is trained by one member only."""
+    """Group 2 trains nothing, trajectory (0, 1) neither, and step 4 is trained by one member
+    only."""
     trained = SOME.repeat(3, 4, 1)
     trained[2] = False
     trained[0, 1] = False
@@ -106,8 +107,8 @@ def test_untrained_entries_are_excluded_even_when_nan(scope: str) -> None:
 @pytest.mark.parametrize("eps", [0.0, EPS])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_group_whose_members_agree_gets_zero(scope: str, eps: float) -> None:
-    """Its gains differ from step to step, which the joint scope alone would take for signal; members
-    may differ where nothing is trained."""
+    """Its gains differ from step to step, which the joint scope alone would take for signal;
+    members may differ where nothing is trained."""
     raw = RAW.clone()
     raw[1] = raw[1, :1]
     raw[1, :, 0] = torch.arange(4.0)

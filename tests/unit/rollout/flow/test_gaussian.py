@@ -51,8 +51,8 @@ def test_kl_exact_is_the_divergence_of_two_gaussians() -> None:
 
 @pytest.mark.parametrize("i", range(10))
 def test_kl_of_flow_sde_in_closed_form(i: int) -> None:
-    """papers.md section 2: (Dt/2) (sigma (1-t)/(2t) + 1/sigma)^2 ||dv||^2; the first step's sigma is
-    that of the clamped time."""
+    """papers.md section 2: (Dt/2) (sigma (1-t)/(2t) + 1/sigma)^2 ||dv||^2; the first step's sigma
+    is that of the clamped time."""
     t, t_next = TIMES[i], TIMES[i + 1]
     c = make_kernel("flow_sde", 0.7, "clamp", TIMES[1]).coefficients(t, t_next)
     mean, mean_ref = step_mean(X, V, t, t_next, c.noise), step_mean(X, W, t, t_next, c.noise)
@@ -98,7 +98,8 @@ def test_log_ratio_identity_of_every_kernel_and_step(name: str, eta: float, step
 def test_ratio_is_one_to_the_bit_before_an_update(
     name: str, eta: float, steps: range, dtype: torch.dtype
 ) -> None:
-    """The rollout passes floats, step by step; the learner one batch of transitions at mixed steps."""
+    """The rollout passes floats, step by step; the learner one batch of transitions at mixed
+    steps."""
     kernel = make_kernel(name, eta, "clamp", TIMES[1])
     rows = []
     for i in steps:

@@ -66,10 +66,14 @@ def test_flow_sde_adds_the_excess_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("name", "eta", "first_step", "table"),
     [
-        ("flow_sde", 0.7, "clamp", [0.700, 0.743, 0.536, 0.446, 0.392, 0.353, 0.319, 0.282, 0.225, 0.006]),
-        ("cps", 0.8, "clamp", [0.913, 0.869, 0.816, 0.752, 0.673, 0.573, 0.442, 0.264, 0.0085, 0]),
-        ("ddim_sde", 0.7, "literal", [0, 0.128, 0.177, 0.209, 0.227, 0.228, 0.205, 0.142, 0.0053, 0]),
-        ("ddim_sde", 0.7, "clamp", [0.134, 0.128, 0.177, 0.209, 0.227, 0.228, 0.205, 0.142, 0.0053, 0]),
+        ("flow_sde", 0.7, "clamp",
+         [0.700, 0.743, 0.536, 0.446, 0.392, 0.353, 0.319, 0.282, 0.225, 0.006]),
+        ("cps", 0.8, "clamp",
+         [0.913, 0.869, 0.816, 0.752, 0.673, 0.573, 0.442, 0.264, 0.0085, 0]),
+        ("ddim_sde", 0.7, "literal",
+         [0, 0.128, 0.177, 0.209, 0.227, 0.228, 0.205, 0.142, 0.0053, 0]),
+        ("ddim_sde", 0.7, "clamp",
+         [0.134, 0.128, 0.177, 0.209, 0.227, 0.228, 0.205, 0.142, 0.0053, 0]),
     ],
 )  # fmt: skip
 def test_std_of_each_step_is_that_of_the_table(name: str, eta: float, first_step, table) -> None:
@@ -151,6 +155,14 @@ def test_first_step_of_each_kernel_at_time_one() -> None:
     assert coefficients("flow_sde", 1, 0.7, "literal") == coefficients("flow_sde", 1, 0.7)
     for name in ("dance_sde", "cps", "precise", "ode"):
         assert coefficients(name, 0, 0.7, "literal") == coefficients(name, 0, 0.7, "clamp")
+
+
+def test_the_clamp_of_flow_sde_is_at_one_only_and_of_ddim_sde_from_the_second_time_on() -> None:
+    """A time off the grid, between times[1] and 1."""
+    flow = make_kernel("flow_sde", 0.7, "clamp", 0.9).coefficients(0.95, 0.8)
+    assert flow.std == pytest.approx(0.7 * math.sqrt(0.95 / 0.05 * 0.15))
+    ddim = make_kernel("ddim_sde", 0.7, "clamp", 0.9).coefficients(0.95, 0.8)
+    assert ddim.std == pytest.approx(0.7 * 0.8 * math.sqrt(0.1))
 
 
 def test_too_much_noise_is_refused_with_its_bound() -> None:

@@ -45,6 +45,16 @@ def test_the_stream_is_pinned() -> None:
     assert step_noise((4,), 0, 7, 3, 5).tolist() == pytest.approx(PINNED_NOISE, abs=1e-7)
 
 
+def test_each_purpose_draws_from_the_stream_of_its_name() -> None:
+    drawn = {
+        (1, "initial", 2): initial_noise(SHAPE, 1, 2, 3, shared=True),
+        (1, "initial", 2, 3): initial_noise(SHAPE, 1, 2, 3, shared=False),
+        (1, "step", 2, 3, 4): step_noise(SHAPE, 1, 2, 3, 4),
+    }
+    for counters, noise in drawn.items():
+        assert torch.equal(noise, draw(SHAPE, stream_seed(*counters)))
+
+
 def test_no_two_purposes_or_counters_share_a_stream() -> None:
     seeds = [stream_seed(run, "initial", group) for run in range(3) for group in range(3)]
     seeds += [

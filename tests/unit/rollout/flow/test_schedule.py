@@ -28,6 +28,10 @@ def test_float32_times_are_diffusers_sigmas_to_the_bit(
     assert torch.equal(ours, scheduler.sigmas)
 
 
+def test_the_last_time_before_zero_does_not_depend_on_the_number_of_steps() -> None:
+    assert len({float(shifted_times(num_steps, 3.0)[-2]) for num_steps in range(2, 200)}) == 1
+
+
 @pytest.mark.parametrize(("num_steps", "shift"), [(2, 3.0), (10, 1.0), (25, 6.0)])
 def test_times_equal_the_paper_s_formula(num_steps: int, shift: float) -> None:
     slow = ground_truth.shifted_times(num_steps, shift)
