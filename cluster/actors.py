@@ -4,6 +4,7 @@ Ownership (design.md): groups and weights travel as return values of actor metho
 them, and a dying actor takes nothing with it. Workers and learner never `ray.put`.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import ray
 
 from cluster.backend import SampleAnswer, ScoreAnswer, WeightsAnswer
 from cluster.config import RunConfig
+from learner.credit.base import ScoredStates
 from rewards.base import RewardCall
 from rewards.config import RewardConfig
 from rollout.records import AdapterSpec, EvaluationImages, Previews, SliceRequest
@@ -24,7 +26,7 @@ from rollout.stats import RolloutStats
 class RolloutActor:
     """A rollout worker in its own process. Calls run one after another, in the order they were submitted."""
 
-    def __init__(self, config: RunConfig, scored_states: str, adapter: AdapterSpec):
+    def __init__(self, config: RunConfig, scored_states: ScoredStates, adapter: AdapterSpec):
         self.config, self.scored_states, self.adapter = config, scored_states, adapter
         self.worker: Any = None
 
@@ -80,12 +82,13 @@ class RewardActor:
 
     async def check(self) -> str:
         """Score the reward's canaries through the server itself; CanaryError if they are out of order."""
-        from rewards.canaries import canary_call, judge_canaries, raise_for_canaries
         from rewards.base import HasCanaries
+        from rewards.canaries import canary_call, judge_canaries, raise_for_canaries
 
-        canaries = self.reward.canaries() if isinstance(self.reward, HasCanaries) else None
+        reward: Any = self.reward
+        canaries = reward.canaries() if isinstance(reward, HasCanaries) else None
         answer = None if canaries is None else await self.batcher.submit(canary_call(canaries))
-        result = judge_canaries(self.reward.name, canaries, answer)
+        result = judge_canaries(self.batcher.reward.name, canaries, answer)
         raise_for_canaries(result)
         return str(result)
 
@@ -204,7 +207,7 @@ def connect(config: RunConfig, address: str | None) -> None:
         num_cpus=max(num_cpus_wanted(config), os.cpu_count() or 1),
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="warning",
+        logging_level=logging.WARNING,
     )
 
 
@@ -214,11 +217,11 @@ class RayBackend:
     def __init__(
         self,
         config: RunConfig,
-        scored_states: str,
+        scored_states: ScoredStates,
         dump_dir: str,
         *,
-        learner: bool = True,
-        rewards: bool = True,
+        with_learner: bool = True,
+        with_rewards: bool = True,
         adapter: AdapterSpec | None = None,
     ):
         """Start the actors and wait until each has loaded what it needs; leave out the parts that are False.
@@ -236,13 +239,13 @@ class RayBackend:
             reward.name: RewardActor.options(
                 num_cpus=reward.threads, num_gpus=reward.gpus, max_concurrency=1000
             ).remote(reward)
-            for reward in (config.rewards.components if rewards else [])
+            for reward in (config.rewards.components if with_rewards else [])
         }
         self.ranks = [
             LearnerActor.options(
                 num_cpus=config.learner.threads_per_rank, num_gpus=config.learner.gpus_per_rank
             ).remote(config, rank, dump_dir)
-            for rank in range(config.learner.num_ranks if learner else 0)
+            for rank in range(config.learner.num_ranks if with_learner else 0)
         ]
         self._data_of: dict[Any, Any] = {}
         """Future -> refs of the data that came with it and stays in the object store."""
@@ -267,7 +270,8 @@ class RayBackend:
         return self._reward_columns
 
     def sample(self, worker: int, requests: Sequence[SliceRequest]) -> Any:
-        slices, previews, stats = self.workers[worker].sample.remote(list(requests))
+        refs: Any = self.workers[worker].sample.remote(list(requests))
+        slices, previews, stats = refs
         self._data_of[stats] = (slices, previews)
         return stats
 
@@ -297,7 +301,8 @@ class RayBackend:
         return self._all_ranks("step", list(groups))
 
     def weights(self, kind: str) -> Any:
-        (facts, tensors), *others = [rank.weights.remote(kind) for rank in self.ranks]
+        pairs: list[Any] = [rank.weights.remote(kind) for rank in self.ranks]
+        (facts, tensors), *others = pairs
         self._joint[facts] = [ref for ref, _ in others]
         self._data_of[facts] = tensors
         return facts

@@ -60,7 +60,7 @@ class Backend(Protocol):
         ...
 
     def reward_columns(self) -> dict[str, str]:
-        """Return the column that each reward trains on, by the reward's name in the config (a plug-in names its own)."""
+        """Return the column that each reward trains on, by its name in the config (a plug-in names its own)."""
         ...
 
     def sample(self, worker: int, requests: Sequence[SliceRequest]) -> Future:

@@ -48,7 +48,9 @@ class TrajectoryBuffer(Generic[Item]):
         self, groups_per_batch: int, max_policy_lag: int, num_batches: int, consumed: int = 0
     ):
         """`consumed` batches are already behind us (a resumed run); num_batches end the run."""
-        assert groups_per_batch >= 1 and max_policy_lag >= 0 and 0 <= consumed <= num_batches
+        assert groups_per_batch >= 1
+        assert max_policy_lag >= 0
+        assert 0 <= consumed <= num_batches
         self.groups_per_batch, self.max_policy_lag = groups_per_batch, max_policy_lag
         self.num_batches, self.num_consumed = num_batches, consumed
         self._next = consumed * groups_per_batch
@@ -95,28 +97,29 @@ class TrajectoryBuffer(Generic[Item]):
 
     def seal(self, group_id: int, item: Item) -> None:
         """Store the finished group of an open position."""
-        position = group_id % REPLACEMENT_STRIDE
-        admission = self._open.pop(position, None)
-        assert admission is not None and admission.group_id == group_id, (
-            f"group {group_id} is not open"
-        )
-        self._sealed[position] = item
+        self._sealed[self._close(group_id).position] = item
 
     def drop(self, group_id: int) -> None:
         """Give up an open group; its position will be admitted again under a replacement id."""
-        position = group_id % REPLACEMENT_STRIDE
-        admission = self._open.pop(position, None)
-        assert admission is not None and admission.group_id == group_id, (
-            f"group {group_id} is not open"
-        )
+        admission = self._close(group_id)
         self.num_dropped += 1
         self._retry.append(
             Admission(
-                position=position,
+                position=admission.position,
                 group_id=group_id + REPLACEMENT_STRIDE,
                 policy_version=admission.policy_version,
             )
         )
+
+    def _close(self, group_id: int) -> Admission:
+        position = group_id % REPLACEMENT_STRIDE
+        found = self._open.get(position)
+        assert found == Admission(
+            position=position,
+            group_id=group_id,
+            policy_version=self.version_for(position // self.groups_per_batch),
+        ), f"group {group_id} is not open"
+        return self._open.pop(position)
 
     def batch_ready(self) -> bool:
         """Whether the next batch in order is sealed whole."""

@@ -73,9 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             "interrupted; `flowcredit resume RUN` continues from the last checkpoint", markup=False
         )
         return 130
-    except (
-        Exception
-    ) as error:  # supervision boundary: the process ends here, with the cause said plainly
+    except Exception as error:  # supervision boundary: the process ends here, and says why
         cause = _cause(error)
         if isinstance(cause, ValueError):
             errors.print(f"error: {cause}", style="red", markup=False)

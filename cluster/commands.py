@@ -28,13 +28,13 @@ def evaluate_target(
 ) -> None:
     """Score the held-out prompts; print the table, and with `out` keep lines, summary and a grid of images."""
     target = find_target(path, config_path, overrides, base)
-    config, backend = open_target(target, address, rewards=True)
-    settings, rewards = config.evaluation, [reward.name for reward in config.rewards.components]
-    gather(backend, [backend.check_reward(name) for name in rewards])
+    config, backend = open_target(target, address, with_rewards=True)
+    settings, names = config.evaluation, [reward.name for reward in config.rewards.components]
+    gather(backend, [backend.check_reward(name) for name in names])
     lines = held_out(settings.path, settings.num_prompts, settings.seed)
     seen = evaluate(
         backend,
-        rewards,
+        names,
         lines,
         batch=settings.batch,
         num_steps=settings.num_steps,
@@ -71,7 +71,7 @@ def sample_target(
 ) -> None:
     """Draw prompts to PNG files; `latents.safetensors` holds the noise of each, in the order of `prompts.json`."""
     target = find_target(path, config_path, overrides, base)
-    config, backend = open_target(target, address, rewards=False)
+    config, backend = open_target(target, address, with_rewards=False)
     settings = config.evaluation
     lines = HeldOut(
         prompts=prompts,

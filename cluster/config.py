@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -23,7 +23,7 @@ class RunSection(Section):
     """What the run is called, how long it goes, and what it leaves behind."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Every noise and every prompt order follows from it."""
     num_iterations: int = Field(ge=1)
     """Batches consumed; each one publishes one policy version."""
@@ -31,11 +31,11 @@ class RunSection(Section):
     """Run folder; none means runs/<name>/<date-time>."""
     resume: Literal["never", "auto"] = "never"
     """auto: a folder that already holds this run is continued from its last checkpoint."""
-    max_policy_lag: int = Field(0, ge=0)
+    max_policy_lag: int = Field(default=0, ge=0)
     """k: batch b is sampled with policy version max(0, b - k); 0 is strictly on-policy."""
-    checkpoint_every: int = Field(10, ge=1)
+    checkpoint_every: int = Field(default=10, ge=1)
     """Iterations between checkpoints; the last iteration always writes one."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
     record_trajectories: bool = False
     """Mirror every consumed batch to trajectories/*.arrow (latents included: mind the disk)."""
 
@@ -45,15 +45,17 @@ class EvaluationConfig(Section):
 
     path: str
     """JSONL of prompts; a line's number fixes its noise, so repeated prompts get different noise."""
-    num_prompts: int | None = Field(None, ge=1)
+    num_prompts: int | None = Field(default=None, ge=1)
     """Only the first so many lines; none means all."""
-    num_steps: int = Field(10, ge=1)
-    guidance_scale: float = Field(1.0, ge=1)
-    seed: int = Field(20_260, ge=0)
+    num_steps: int = Field(default=10, ge=1)
+    guidance_scale: float = Field(default=1.0, ge=1)
+    seed: int = Field(default=20_260, ge=0)
     """Noise of the held-out latents; not the run's seed, so that runs are comparable."""
     weights: Literal["ema", "raw"] = "ema"
     """Which weights the evaluation after training uses, and which are exported."""
-    batch: int = Field(92, ge=1)
+    every: int = Field(default=0, ge=0)
+    """Also evaluate after every so many iterations; 0 means before and after only."""
+    batch: int = Field(default=92, ge=1)
     """Images of one network call."""
     graded: str = "shapes"
     """Reward column shown as the graded score."""
@@ -81,6 +83,15 @@ class RunConfig(Section):
             raise ValueError(
                 "evaluation.weights = 'ema' but learner.ema_decay = 0 keeps none; "
                 "set evaluation.weights = 'raw' or learner.ema_decay > 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def evaluating_in_between_needs_idle_workers(self) -> "RunConfig":
+        if self.evaluation.every and self.run.max_policy_lag:
+            raise ValueError(
+                f"evaluation.every = {self.evaluation.every} needs run.max_policy_lag = 0 (it is "
+                f"{self.run.max_policy_lag}): with a lag the workers are never all between two batches"
             )
         return self
 
@@ -137,9 +148,10 @@ def _apply(table: dict[str, Any], override: str) -> None:
         value = text.strip()  # a bare word is a string
     *parents, last = key.strip().split(".")
     for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
+        inner: object = table.setdefault(parent, {})
+        if not isinstance(inner, dict):
             raise ConfigError(f"override {override!r}: {parent!r} is not a table")
+        table = cast("dict[str, Any]", inner)
     table[last] = value
 
 

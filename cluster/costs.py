@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-
 import torch
 from rich.table import Table
 
@@ -117,7 +116,8 @@ def _steps(plan: StepPlan) -> Table:
 
 def _counts(config: RunConfig, costs: Costs) -> Table:
     iterations, settings = config.run.num_iterations, config.rollout
-    title = f"Work: {iterations} iterations of {settings.groups_per_batch} groups x {settings.samples_per_group} samples"
+    batch = f"{settings.groups_per_batch} groups x {settings.samples_per_group} samples"
+    title = f"Work: {iterations} iterations of {batch}"
     table = _table(title, "count", "an iteration", "training in all", "an evaluation")
     rows: list[tuple[str, int, int | str]] = [
         ("images", costs.images, costs.evaluation_images),

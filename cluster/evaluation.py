@@ -94,7 +94,7 @@ def draw(
 
 def evaluate(
     backend: Backend,
-    rewards: Sequence[str],
+    reward_names: Sequence[str],
     lines: HeldOut,
     *,
     batch: int,
@@ -108,7 +108,7 @@ def evaluate(
         for chunk, drawn in zip(lines.chunks(batch), pictures, strict=True)
     ]
     columns: dict[str, list[float]] = {}
-    for reward in rewards:
+    for reward in reward_names:
         for answer in gather(backend, [backend.score(reward, handle, None) for handle in handles]):
             if isinstance(answer.outcome, RewardFailure):
                 raise RuntimeError(
@@ -132,7 +132,7 @@ def evaluate(
         counts={
             "images": len(lines.prompts),
             "network_calls": sum(drawn.stats.num_network_calls for drawn in pictures),
-            "reward_calls": len(lines.prompts) * len(rewards),
+            "reward_calls": len(lines.prompts) * len(reward_names),
         },
     )
 

@@ -48,8 +48,8 @@ class IterationClock:
         self._num_scored, self._num_dropped, self._push_s = 0, 0, 0.0
         self._failures: Counter[str] = Counter()
 
-    def start(self, iteration: int | None = None) -> None:
-        """Begin counting, after the first version is out."""
+    def start(self) -> None:
+        """Begin counting anew: after the first version is out, or after something that is no iteration's."""
         self._reset()
 
     def sampled(self, stats: RolloutStats) -> None:

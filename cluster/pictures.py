@@ -70,7 +70,7 @@ def before_after(
 
 def trajectory_strip(
     previews: np.ndarray | Sequence[np.ndarray],
-    rewards: Sequence[float | None],
+    reward_values: Sequence[float | None],
     *,
     states: Sequence[int] | None = None,
     prompt: str = "",
@@ -82,11 +82,11 @@ def trajectory_strip(
     none.
     """
     previews = np.asarray(previews)
-    _check(previews, [str(reward) for reward in rewards])
+    _check(previews, [str(reward) for reward in reward_values])
     states = range(len(previews)) if states is None else states
     captions = [
         [f"state {state}", "not scored" if reward is None else f"reward {reward:.3f}"]
-        for state, reward in zip(states, rewards, strict=True)
+        for state, reward in zip(states, reward_values, strict=True)
     ]
     scale = scale or _scale(previews.shape[2])
     cells = [enlarge(preview, scale) for preview in previews]

@@ -12,7 +12,8 @@ from cluster.evaluation import load_everywhere
 from cluster.folder import CHECKPOINTS
 from cluster.run_folder import CONFIG
 from cluster.weights import EVALUATION_VERSION
-from learner.checkpoint import MANIFEST, latest, load as load_checkpoint
+from learner.checkpoint import MANIFEST, latest
+from learner.checkpoint import load as load_checkpoint
 from rollout.families.trainable import checksum
 from rollout.records import AdapterSpec
 
@@ -59,7 +60,7 @@ def find_target(path: Path, config_path: Path | None, overrides: list[str], base
 
 
 def open_target(
-    target: Target, address: str | None, *, rewards: bool
+    target: Target, address: str | None, *, with_rewards: bool
 ) -> tuple[RunConfig, RayBackend]:
     """Start workers (and reward servers) that hold the target's weights."""
     config = resolve_paths(target.config, Path(target.config.run.dir or "runs").absolute())
@@ -67,7 +68,7 @@ def open_target(
     _, rule = step_plan(config)
     adapter = adapter_spec(config) if target.checkpoint else AdapterSpec(adapter="none")
     backend = RayBackend(
-        config, rule.scored_states, "", learner=False, rewards=rewards, adapter=adapter
+        config, rule.scored_states, "", with_learner=False, with_rewards=with_rewards, adapter=adapter
     )
     if target.checkpoint:
         found = load_checkpoint(target.checkpoint)

@@ -41,6 +41,7 @@ from cluster.run_folder import (
     write_json,
 )
 from learner.checkpoint import latest, prune
+from learner.credit.base import ScoredStates
 from rollout.prompts import PromptSource
 from rollout.trajectory import read_group, read_previews, write_ipc
 
@@ -68,7 +69,7 @@ class Run:
         self.lines = held_out(settings.path, settings.num_prompts, settings.seed)
         self.columns = Columns(graded=settings.graded, strict=settings.strict)
         self.progress = Progress(self.config.run.num_iterations)
-        self._scored_states = rule.scored_states
+        self._scored_states: ScoredStates = rule.scored_states
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -107,7 +108,9 @@ class Run:
 
     def evaluate(self, name: str, kind: str) -> None:
         """Evaluate with the learner's weights of that kind, and keep lines and pictures under `name`."""
-        with self.phase(f"evaluation_{name}"):
+        with self.phase(
+            f"evaluation_{name}" if name in ("before", "after") else "evaluation_between"
+        ):
             (weights,) = gather(self.backend, [self.backend.weights(kind)])
             load_everywhere(self.backend, weights)
             settings = self.config.evaluation
@@ -150,16 +153,16 @@ class Run:
 
     def train(self) -> None:
         """Run the controller to the last iteration."""
-        with self.phase("training"):
-            controller = Controller(
-                self.config,
-                self.plan,
-                self.backend,
-                self.prompts,
-                self._on_iteration,
-                self.consumed,
-            )
-            controller.run()
+        self.progress.phase("training")
+        self.controller = Controller(
+            self.config,
+            self.plan,
+            self.backend,
+            self.prompts,
+            self._on_iteration,
+            self.consumed,
+        )
+        self.controller.run()
 
     def _on_iteration(self, record: IterationRecord) -> Any:
         """Write the iteration's row; return the future of a checkpoint when one is due."""
@@ -169,6 +172,7 @@ class Run:
         )
         append_jsonl(self.folder / METRICS, row)
         self.consumed = record.iteration
+        self.seconds["training"] = self.seconds.get("training", 0.0) + record.seconds["total"]
         for name in COUNTS:
             self.counts[name] += row["counts"][name]
         self.progress.iteration(row)
@@ -176,11 +180,19 @@ class Run:
             path = self.folder / TRAJECTORIES / f"batch_{record.iteration:06d}.arrow"
             path.parent.mkdir(exist_ok=True)
             write_ipc(path, list(record.batches))
+        self._evaluate_if_due(record.iteration)
         every = self.config.run.checkpoint_every
         if record.iteration % every and record.iteration != self.config.run.num_iterations:
             return None
         self._keep_strip(record)
         return self._save_checkpoint(elapsed)
+
+    def _evaluate_if_due(self, iteration: int) -> None:
+        """Look at the held-out prompts in between; its time is not the next iteration's."""
+        every = self.config.evaluation.every
+        if every and iteration % every == 0 and iteration < self.config.run.num_iterations:
+            self.evaluate(f"iteration_{iteration:06d}", self.config.evaluation.weights)
+            self.controller.clock.start()
 
     def _keep_strip(self, record: IterationRecord) -> None:
         """Keep a picture of one trajectory: its previews step by step, each with its reward."""
@@ -192,8 +204,8 @@ class Run:
         previews = [np.asarray(Image.open(io.BytesIO(pngs[state] or b""))) for state in states]
         path = trajectory_picture(self.folder, record.iteration)
         path.parent.mkdir(parents=True, exist_ok=True)
-        rewards = [float(group.rewards[0][state]) for state in states]
-        trajectory_strip(previews, rewards, states=states, prompt=group.prompt).save(path)
+        values = [float(group.rewards[0][state]) for state in states]
+        trajectory_strip(previews, values, states=states, prompt=group.prompt).save(path)
 
     def _save_checkpoint(self, elapsed: float) -> Any:
         state = {

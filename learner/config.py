@@ -16,13 +16,13 @@ class CreditConfig(Section):
 
     rule: str = "gain"
     """outcome | gain | gae, or "my.module:Class"."""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Only read by rule = "gae"."""
     normaliser: str = "joint"
     """Scope of mean and std: group | group_mean_batch_std | joint | per_step, or "my.module:Class"."""
-    eps: float = Field(1e-4, ge=0)
+    eps: float = Field(default=1e-4, ge=0)
     """Added to the std."""
-    clip: float = Field(5.0, gt=0)
+    clip: float = Field(default=5.0, gt=0)
     """Advantages are clipped to [-clip, clip]; inf leaves them."""
 
 
@@ -31,39 +31,39 @@ class ObjectiveConfig(Section):
 
     name: str = "ppo_clip"
     """ppo_clip, or "my.module:Class"."""
-    clip_range: float = Field(1e-3, gt=0)
+    clip_range: float = Field(default=1e-3, gt=0)
     """Belongs to the mean-over-dimensions log-prob: 1e-4 at 65,536 dimensions is about 1e-3 at 512."""
-    kl_weight: float = Field(0.0, ge=0)
+    kl_weight: float = Field(default=0.0, ge=0)
     """beta; 0 makes no reference pass."""
     kl_form: Literal["exact", "without_dt", "velocity"] = "exact"
-    """exact: ||dmu||^2 / (2 std^2); without_dt: Flow-GRPO's code, std^2 / Dt in the denominator; velocity: ||dv||^2 / 2."""
+    """exact: ||dmu||^2 / (2 std^2); without_dt: Flow-GRPO's code, std^2 / Dt in its place; velocity: ||dv||^2 / 2."""
 
 
 class LearnerConfig(Section):
     """How the weights are trained."""
 
-    num_ranks: int = Field(1, ge=1)
-    threads_per_rank: int = Field(1, ge=1)
-    gpus_per_rank: float = Field(0.0, ge=0)
+    num_ranks: int = Field(default=1, ge=1)
+    threads_per_rank: int = Field(default=1, ge=1)
+    gpus_per_rank: float = Field(default=0.0, ge=0)
     zero_stage: Literal[0, 1, 2, 3] = 0
     precision: Literal["fp32", "bf16"] = "fp32"
     adapter: Literal["lora", "full"] = "lora"
-    lora_rank: int = Field(8, ge=1)
-    lora_alpha: float = Field(16.0, gt=0)
+    lora_rank: int = Field(default=8, ge=1)
+    lora_alpha: float = Field(default=16.0, gt=0)
     lora_targets: list[str] | None = None
     """Module name endings; none takes the family's published list."""
-    lr: float = Field(3e-4, gt=0)
+    lr: float = Field(default=3e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(1e-4, ge=0)
-    adam_eps: float = Field(1e-8, gt=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    updates_per_batch: int = Field(1, ge=1)
+    weight_decay: float = Field(default=1e-4, ge=0)
+    adam_eps: float = Field(default=1e-8, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    updates_per_batch: int = Field(default=1, ge=1)
     """Optimizer steps that one batch of trajectories is split into."""
-    micro_batch: int = Field(64, ge=1)
+    micro_batch: int = Field(default=64, ge=1)
     """Transitions of one forward and backward pass on one rank."""
-    ratio_tolerance: float = Field(5e-5, gt=0)
+    ratio_tolerance: float = Field(default=5e-5, gt=0)
     """Gate: before the first optimizer step on an on-policy batch, |log ratio| above this stops the run."""
-    ema_decay: float = Field(0.9, ge=0, lt=1)
+    ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the averaged weights, per optimizer step; 0 keeps none."""
 
     @model_validator(mode="after")

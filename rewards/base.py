@@ -106,7 +106,7 @@ def evaluate_checked(reward: Reward, call: RewardCall) -> RewardValues | RewardF
         return RewardValues(columns=_checked_columns(reward.name, answer, call))
     except _BadAnswer as error:
         kind, message = error.kind, str(error)
-    except (Exception, SystemExit):  # a plug-in's code: anything may come out of it
+    except (Exception, SystemExit):  # supervision boundary: a plug-in's code may raise anything
         kind, message = FailureKind.EXCEPTION, traceback.format_exc()
     return RewardFailure(kind=kind, reward=reward.name, message=message, num_images=call.num_images)
 

@@ -37,7 +37,7 @@ class ComputeThread(Generic[Result]):
                 continue
             try:
                 result = function()
-            except BaseException as error:
+            except BaseException as error:  # supervision boundary: goes to the caller
                 future.set_exception(error)
             else:
                 future.set_result(result)

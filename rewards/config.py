@@ -20,21 +20,21 @@ class RewardConfig(Section):
     """Its factor in the total that is trained on; 0 measures without training."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the reward's constructor."""
-    max_batch: int = Field(256, ge=1)
+    max_batch: int = Field(default=256, ge=1)
     """Most images of one reward call."""
-    max_wait_s: float = Field(0.02, ge=0)
+    max_wait_s: float = Field(default=0.02, ge=0)
     """How long the server waits for more images before it calls with fewer."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(default=60.0, gt=0)
     """A call that takes longer is a typed failure."""
-    threads: int = Field(1, ge=1)
-    gpus: float = Field(0.0, ge=0)
+    threads: int = Field(default=1, ge=1)
+    gpus: float = Field(default=0.0, ge=0)
 
 
 class RewardsConfig(Section):
     """The rewards of a run; the total is their weighted sum, parts are kept."""
 
     components: list[RewardConfig] = Field(min_length=1)
-    max_rescores: int = Field(1, ge=0)
+    max_rescores: int = Field(default=1, ge=0)
     """How often a failed scoring is tried again before its group is dropped."""
 
     @model_validator(mode="after")
@@ -43,5 +43,7 @@ class RewardsConfig(Section):
         if len(set(names)) != len(names):
             raise ValueError(f"rewards.components names repeat: {names}; give each reward once")
         if all(component.weight == 0 for component in self.components):
-            raise ValueError("every reward has weight 0, so there is nothing to train on; give one a weight")
+            raise ValueError(
+                "every reward has weight 0, so there is nothing to train on; give one a weight"
+            )
         return self

@@ -20,7 +20,7 @@ class ModelConfig(Section):
     """Folder in diffusers layout, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Storage and compute type of the network; kernel arithmetic is float32 or better whatever this says."""
-    max_sequence_length: int = Field(16, ge=1)
+    max_sequence_length: int = Field(default=16, ge=1)
     """Tokens that the family's last text encoder (T5, or the zeros that stand for it) contributes."""
 
 
@@ -36,25 +36,25 @@ class PromptConfig(Section):
 class SamplingConfig(Section):
     """How one trajectory is made, and which of its states are scored."""
 
-    num_steps: int = Field(10, ge=2)
+    num_steps: int = Field(default=10, ge=2)
     """T: transitions of a trajectory; there are T + 1 states."""
     kernel: str = "ddim_sde"
     """ode | flow_sde | dance_sde | cps | ddim_sde | precise, or "my.module:Class"."""
-    eta: float = Field(0.7, ge=0)
+    eta: float = Field(default=0.7, ge=0)
     """Noise level of the kernel (papers.md section 0; Flow-GRPO calls it a)."""
     first_step: Literal["clamp", "literal"] = "clamp"
     """What t = 1 means inside a kernel's std: the schedule's second time (as Flow-GRPO does), or 1 itself."""
-    min_std: float = Field(0.02, gt=0)
+    min_std: float = Field(default=0.02, gt=0)
     """Transitions with a smaller std are taken but neither trained nor normalised over."""
     train_steps: list[int] | None = None
     """Transitions (0 = first) that may be trained; none means every one whose std reaches min_std."""
     scored_states: Literal["auto", "all", "final"] | list[int] = "auto"
     """States whose clean estimate is scored (0 = pure noise, T = image); auto asks the credit rule."""
-    num_substeps: int = Field(1, ge=1)
+    num_substeps: int = Field(default=1, ge=1)
     """T': Euler substeps of a clean estimate; 1 is Tweedie's and costs no network call."""
     shared_initial_noise: bool = True
     """All trajectories of a group start from one x_T."""
-    guidance_scale: float = Field(1.0, ge=1)
+    guidance_scale: float = Field(default=1.0, ge=1)
     """Classifier-free guidance; must be 1 when cfg_mode is off."""
     cfg_mode: Literal["off", "train"] = "off"
     """train: the guided velocity is the policy, in the rollout and in the ratio alike."""
@@ -72,26 +72,26 @@ class SamplingConfig(Section):
 class RolloutConfig(Section):
     """How many trajectories, and by how many actors."""
 
-    num_workers: int = Field(1, ge=1)
-    threads_per_worker: int = Field(1, ge=1)
+    num_workers: int = Field(default=1, ge=1)
+    threads_per_worker: int = Field(default=1, ge=1)
     """CPU threads of one actor; fixed, since a sum's order depends on it."""
-    groups_per_batch: int = Field(16, ge=1)
+    groups_per_batch: int = Field(default=16, ge=1)
     """B: groups that one training batch holds."""
-    samples_per_group: int = Field(16, ge=2)
+    samples_per_group: int = Field(default=16, ge=2)
     """N: trajectories that share a prompt."""
     samples_per_slice: int | None = None
     """Trajectories of a group that travel as one unit of work; none means the whole group."""
-    slices_per_call: int = Field(1, ge=1)
+    slices_per_call: int = Field(default=1, ge=1)
     """Slices that a worker samples together in one network batch."""
-    estimate_batch: int = Field(256, ge=1)
+    estimate_batch: int = Field(default=256, ge=1)
     """Most (trajectory, state) pairs refined or decoded in one call."""
-    preview_groups: int = Field(1, ge=0)
+    preview_groups: int = Field(default=1, ge=0)
     """Groups of each batch whose first trajectories keep PNG previews in the buffer, for reports."""
-    preview_samples: int = Field(2, ge=0)
+    preview_samples: int = Field(default=2, ge=0)
     """Trajectories of such a group that keep them."""
     embedding_dtype: Literal["float32", "float16"] = "float32"
     """Storage type of prompt embeddings in recorded trajectories; the rollout samples with embeddings rounded to it."""
-    gpus_per_worker: float = Field(0.0, ge=0)
+    gpus_per_worker: float = Field(default=0.0, ge=0)
 
     @property
     def slice_size(self) -> int:

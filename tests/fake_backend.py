@@ -11,7 +11,7 @@ from cluster.backend import SampleAnswer, ScoreAnswer, WeightsAnswer
 from learner.stats import LearnerStats
 from rewards.base import FailureKind, RewardFailure, RewardValues
 from rollout.plan import StepPlan
-from rollout.records import Previews, WeightReport
+from rollout.records import WeightReport
 from rollout.stats import RolloutStats
 from rollout.trajectory import Header, read_group, slice_batch
 

@@ -24,7 +24,7 @@ class CreditAssigner:
         """States that the rule wants scored when the user leaves the choice to it."""
         return self.rule.scored_states
 
-    def assign(self, rewards: Tensor, trained: Tensor) -> Advantages:
+    def assign(self, reward_values: Tensor, trained: Tensor) -> Advantages:
         """Advantages [G, N, T] of rewards [G, N, T+1] (NaN where a state was not scored).
 
         trained: bool [T] or [G, N, T], the transitions that the loss uses. All groups of the batch
@@ -32,4 +32,6 @@ class CreditAssigner:
 
         Raises ValueError as the rule and `normalise` do.
         """
-        return normalise(self.rule(rewards.double()), trained, self.normaliser, self.eps, self.clip)
+        return normalise(
+            self.rule(reward_values.double()), trained, self.normaliser, self.eps, self.clip
+        )

@@ -13,7 +13,7 @@ ScoredStates = Literal["all", "final"]
 class CreditRule(Protocol):
     """From the rewards of a trajectory's states to the raw credit of its transitions.
 
-    `rewards` [G, N, T+1] in float64: G groups of N trajectories, state 0 = pure noise, state T =
+    `reward_values` [G, N, T+1] in float64: G groups of N trajectories, state 0 = pure noise, state T =
     image, NaN where a state was not scored. The result [G, N, T] holds in column j the credit of
     the transition from state j to state j + 1. Raises ValueError when a state that it needs is NaN.
     """
@@ -28,25 +28,27 @@ class CreditRule(Protocol):
         """The rule with the settings it reads from `config`."""
         ...
 
-    def __call__(self, rewards: Tensor) -> Tensor:
+    def __call__(self, reward_values: Tensor) -> Tensor:
         """Raw credit [G, N, T]."""
         ...
 
 
-def check_rewards(rewards: Tensor) -> Tensor:
+def check_rewards(reward_values: Tensor) -> Tensor:
     """Which states are scored, bool [T+1].
 
     Raises ValueError when a reward is infinite, or a state is scored for some trajectories only.
     """
-    assert rewards.ndim == 3, f"{tuple(rewards.shape)} is not [G, N, T+1]"
-    if bool(rewards.isinf().any()):
-        raise ValueError(f"infinite reward at (group, sample, state) {_first(rewards.isinf())}")
-    missing = rewards.isnan().flatten(0, 1)
+    assert reward_values.ndim == 3, f"{tuple(reward_values.shape)} is not [G, N, T+1]"
+    if bool(reward_values.isinf().any()):
+        raise ValueError(
+            f"infinite reward at (group, sample, state) {_first(reward_values.isinf())}"
+        )
+    missing = reward_values.isnan().flatten(0, 1)
     mixed = missing.any(dim=0) & ~missing.all(dim=0)
     if bool(mixed.any()):
         raise ValueError(
             f"states {_indices(mixed)} are scored for some trajectories and NaN for others; "
-            f"first NaN at (group, sample, state) {_first(rewards.isnan() & mixed)}"
+            f"first NaN at (group, sample, state) {_first(reward_values.isnan() & mixed)}"
         )
     return ~missing.all(dim=0)
 

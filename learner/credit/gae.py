@@ -37,9 +37,9 @@ class Gae:
         """Reads `gae_lambda`."""
         return cls(config.gae_lambda)
 
-    def __call__(self, rewards: Tensor) -> Tensor:
+    def __call__(self, reward_values: Tensor) -> Tensor:
         """Raw credit [G, N, T] of rewards [G, N, T+1]; raises ValueError on a NaN that it needs."""
-        gains, lengths = segment_gains(rewards)
+        gains, lengths = segment_gains(reward_values)
         credit = torch.empty_like(gains)
         tail = torch.zeros_like(gains[..., 0])
         for segment in reversed(range(gains.shape[-1])):

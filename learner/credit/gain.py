@@ -10,10 +10,10 @@ from learner.config import CreditConfig
 from learner.credit.base import ScoredStates, check_rewards, require_scored
 
 
-def segment_gains(rewards: Tensor) -> tuple[Tensor, Tensor]:
+def segment_gains(reward_values: Tensor) -> tuple[Tensor, Tensor]:
     """Gains of the segments between successive scored states, and the segments' lengths.
 
-    rewards [G, N, T+1], NaN where not scored -> gains [G, N, S] and lengths, int64 [S] with sum T.
+    reward_values [G, N, T+1], NaN where not scored -> gains [G, N, S] and lengths, int64 [S] with sum T.
     When every state is scored, S = T, every length is 1 and
 
         gain_j = r(state j+1) - r(state j)          (papers.md section 1: g_t = r_{t-1} - r_t)
@@ -21,10 +21,10 @@ def segment_gains(rewards: Tensor) -> tuple[Tensor, Tensor]:
     Raises ValueError unless states 0 and T are scored: a transition outside of all segments would
     have no credit.
     """
-    scored = check_rewards(rewards)
+    scored = check_rewards(reward_values)
     require_scored(scored, 0, len(scored) - 1)
     states = torch.nonzero(scored).flatten()
-    return rewards[..., states].diff(dim=-1), states.diff()
+    return reward_values[..., states].diff(dim=-1), states.diff()
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Gain:
         """Reads nothing of `config`."""
         return cls()
 
-    def __call__(self, rewards: Tensor) -> Tensor:
+    def __call__(self, reward_values: Tensor) -> Tensor:
         """Raw credit [G, N, T] of rewards [G, N, T+1]; raises ValueError on a NaN that it needs."""
-        gains, lengths = segment_gains(rewards)
+        gains, lengths = segment_gains(reward_values)
         return gains.repeat_interleave(lengths, dim=-1)

@@ -24,8 +24,8 @@ class Outcome:
         """Reads nothing of `config`."""
         return cls()
 
-    def __call__(self, rewards: Tensor) -> Tensor:
+    def __call__(self, reward_values: Tensor) -> Tensor:
         """Raw credit [G, N, T] of rewards [G, N, T+1]; raises ValueError on a NaN that it needs."""
-        num_steps = rewards.shape[-1] - 1
-        require_scored(check_rewards(rewards), num_steps)
-        return rewards[..., -1:].repeat(1, 1, num_steps)
+        num_steps = reward_values.shape[-1] - 1
+        require_scored(check_rewards(reward_values), num_steps)
+        return reward_values[..., -1:].repeat(1, 1, num_steps)

@@ -105,7 +105,7 @@ def test_every_iteration_is_on_policy_and_the_ratio_was_one(finished):
 
 
 def test_recorded_groups_hold_the_weighted_total_and_the_shared_initial_reward(finished):
-    config, folder, _ = finished
+    _, folder, _ = finished
     groups = [
         read_group(batch) for batch in read_ipc(folder / "trajectories" / "batch_000002.arrow")
     ]
