@@ -96,6 +96,8 @@ def sample_target(
         "num_steps": settings.num_steps,
         "guidance_scale": settings.guidance_scale,
         "max_sequence_length": config.model.max_sequence_length,
+        "height": images.shape[1],
+        "width": images.shape[2],
         "seed": seed,
     }
     (out / "prompts.json").write_text(json.dumps(facts, indent=2) + "\n")

@@ -35,11 +35,23 @@ def export_pipeline(model: TextToVelocity, autoencoder: AutoencoderKL, out: Path
         tokenizer_3=None,
     )
     pipeline.save_pretrained(partial, safe_serialization=True)
+    for name in ("text_encoder", "text_encoder_2"):
+        _open_in_float32(partial / name / "config.json")
     size = folder_bytes(partial)
     if size > MAX_FOLDER_BYTES:
         raise ValueError(f"model folder takes {size} bytes, at most {MAX_FOLDER_BYTES}")
     shutil.rmtree(out, ignore_errors=True)
     partial.rename(out)
+
+
+def _open_in_float32(config: Path) -> None:
+    """Make transformers open these float16 weights in float32, as diffusers opens its own.
+
+    Left alone, transformers keeps the file's type, and a plain `from_pretrained` of the folder
+    mixes float16 text encoders with a float32 transformer.
+    """
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps({**fields, "dtype": "float32"}, indent=2) + "\n")
 
 
 def folder_bytes(folder: Path) -> int:

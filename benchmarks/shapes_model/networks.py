@@ -85,11 +85,6 @@ class TextToVelocity(nn.Module):
         self.text_encoder = build_text_encoder()
         self.text_encoder_2 = build_text_encoder()
         self.transformer = build_transformer()
-        # CLIP's own start (std 0.02, behind a bias) makes all words look alike for long.
-        for encoder in (self.text_encoder, self.text_encoder_2):
-            nn.init.normal_(encoder.get_input_embeddings().weight, std=1.0)
-            nn.init.normal_(encoder.text_model.embeddings.position_embedding.weight, std=0.5)
-        nn.init.zeros_(self.transformer.context_embedder.bias)
 
     def encode(self, ids: torch.Tensor, num_zero_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids int64 [B, 12] -> prompt embeddings [B, 12 + z, 128] and pooled [B, 128].

@@ -1,11 +1,14 @@
 """The whole system on real Ray: a few iterations on a tiny model, through the command line's own functions."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cluster.cli import main
 from cluster.config import load
 from cluster.costs import iteration_costs, step_plan
 from cluster.run_folder import read_metrics
@@ -124,7 +127,12 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
 ):
     _, whole, summary = finished
     folder = tmp_path / "run"
-    train(load("configs/quickstart.toml", overrides(model, folder, "run.num_iterations=2")))
+    train(
+        load(
+            "configs/quickstart.toml",
+            overrides(model, folder, "run.num_iterations=2", "rollout.num_workers=1"),
+        )
+    )
     _, resumed = resume(folder, [f"run.num_iterations={ITERATIONS}"])
     expected = load_checkpoint(whole / "checkpoints" / "step_000004")
     found = load_checkpoint(folder / "checkpoints" / "step_000004")
@@ -135,3 +143,24 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
     assert [row["reward"]["mean"] for row in read_metrics(folder)] == [
         row["reward"]["mean"] for row in read_metrics(whole)
     ]
+
+
+def test_plain_diffusers_draws_what_sample_drew(finished, model, tmp_path):
+    _, folder, _ = finished
+    prompts = ["--prompt", "a red circle", "--prompt", "two blue squares"]
+    assert main(["sample", str(folder), *prompts, "--out", str(tmp_path)]) == 0
+    script = [sys.executable, "benchmarks/plain_diffusers.py", model, folder / "weights", tmp_path]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 images, largest difference 0.00" in done.stdout
+
+
+def test_evaluate_sees_what_the_run_saw(finished, tmp_path):
+    _, folder, summary = finished
+    assert main(["evaluate", str(folder), "--out", str(tmp_path)]) == 0
+    seen = json.loads((tmp_path / "summary.json").read_text())["evaluation"]
+    assert seen == summary["evaluation"]["after"]
+    assert (tmp_path / "grid.png").is_file()
+    assert main(["evaluate", str(folder), "--base", "--out", str(tmp_path / "base")]) == 0
+    base = json.loads((tmp_path / "base" / "summary.json").read_text())["evaluation"]
+    assert base == summary["evaluation"]["before"]
