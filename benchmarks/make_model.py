@@ -77,14 +77,15 @@ def make(rank: int, args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Write the model folder from the checkpoint in workdir, score it as reloaded, write its card.
+    """Write the EMA weights of step --steps as a model folder, score it as reloaded, add its card.
 
-    With --export-step the EMA weights of an earlier step are taken.
+    Training that went on for longer is no obstacle: every scored step's weights are kept.
     """
-    lines = [json.loads(line) for line in (args.workdir / "scores.jsonl").open()]
-    line = lines[-1]
-    if args.export_step:
-        line = next(line for line in lines if line["step"] == args.export_step)
+    lines = map(json.loads, (args.workdir / "scores.jsonl").read_text().splitlines())
+    by_step = {line["step"]: line for line in lines}
+    if args.steps not in by_step:
+        raise ValueError(f"--steps {args.steps} is not among the scored steps {sorted(by_step)}")
+    line = by_step[args.steps]
     model = TextToVelocity()
     model.load_state_dict(torch.load(args.workdir / f"ema_{line['step']}.pt", weights_only=True))
     num_flow = sum(p.numel() for p in model.parameters())
@@ -123,12 +124,13 @@ def main() -> None:
     parser.add_argument("--workdir", type=Path, default=Path("runs/model"))
     parser.add_argument("--out", type=Path, default=Path("configs/model/shapes"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=10000, help="of the flow training")
+    parser.add_argument("--steps", type=int, default=4000, help="of the flow training")
     parser.add_argument("--autoencoder-steps", type=int, default=3500)
     parser.add_argument("--num-chunks", type=int, default=200, help="of 1000 scenes each")
     parser.add_argument("--export-only", action="store_true", help="train nothing")
-    parser.add_argument("--export-step", type=int, help="a scored step other than the last")
     args = parser.parse_args()
+    if not 0 < args.steps <= flow.SCHEDULE_STEPS:
+        raise ValueError(f"--steps must be in 1..{flow.SCHEDULE_STEPS}, got {args.steps}")
     args.workdir.mkdir(parents=True, exist_ok=True)
     if not args.export_only:
         ranks.run(make, args.workdir, args)

@@ -70,8 +70,8 @@ def plan_updates(
         denominator = int(valid[members].sum())
         if denominator == 0:
             raise ValueError(
-                f"update {number} of {num_updates} has no valid transition: {len(valid)} trajectories with "
-                f"{int(valid.sum())} valid transitions are too few for so many updates"
+                f"update {number} of {num_updates} has no valid transition: "
+                f"{len(valid)} trajectories with {int(valid.sum())} valid transitions are too few"
             )
         most = max(int(valid[members[r::num_ranks]].sum()) for r in range(num_ranks))
         own = np.sort(members[rank::num_ranks])

@@ -5,8 +5,9 @@ and ZeRO stage.
         weights.safetensors     trainable tensors, float32
         optimizer.safetensors   "exp_avg.<name>", "exp_avg_sq.<name>", float32
         ema.safetensors         averaged weights; only with learner.ema_decay > 0
-        manifest.json           format_version, files {name: blake2b}, policy_version, optimizer_step, identity,
-                                config_digest, state (the caller's: prompt cursor, seeds, counters, ...)
+        manifest.json           format_version, files {name: blake2b}, policy_version,
+                                optimizer_step, identity, config_digest,
+                                state (the caller's: prompt cursor, counters, ...)
 
 A checkpoint is written to a hidden folder beside its place, every file flushed to disk, then
 renamed; so a folder that has the final name was whole when it was written. `latest` still reads it
@@ -28,8 +29,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from learner.engine import MOMENTS, OptimizerState
-
 FORMAT_VERSION = 1
 MANIFEST, WEIGHTS, OPTIMIZER, EMA = (
     "manifest.json",
@@ -38,10 +37,22 @@ MANIFEST, WEIGHTS, OPTIMIZER, EMA = (
     "ema.safetensors",
 )
 NAME = re.compile(r"step_\d{6,}")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter."""
 
 
 class CheckpointError(ValueError):
     """A folder that isn't a whole checkpoint of ours, or not one of this learner."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """AdamW's state by parameter name, whole, float32 on the CPU; the same under any ZeRO stage."""
+
+    step: int
+    """Optimizer steps taken."""
+    exp_avg: dict[str, Tensor]
+    exp_avg_sq: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

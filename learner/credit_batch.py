@@ -57,25 +57,26 @@ def read_batch(batches: Sequence[RecordBatch], credit: CreditAssigner) -> Credit
         if len(group.states) != len(first.states):
             raise ValueError(
                 f"group {group.group_id} has {len(group.states)} trajectories, "
-                f"group {first.group_id} has {len(first.states)}; all groups of a batch must be of one size"
+                f"group {first.group_id} has {len(first.states)}; "
+                "all groups of a batch must be of one size"
             )
         if group.header != first.header:
             raise ValueError(
-                f"groups {first.group_id} and {group.group_id} were sampled with different step plans or settings; "
-                "one batch needs one"
+                f"groups {first.group_id} and {group.group_id} were sampled with different step "
+                "plans or settings; one batch needs one"
             )
     if first.header.log_prob_reduction != LOG_PROB_REDUCTION:
         raise ValueError(
             f"log-probs were recorded with reduction {first.header.log_prob_reduction!r}, "
             f"this code uses {LOG_PROB_REDUCTION!r}"
         )
-    rewards = torch.from_numpy(np.stack([group.rewards for group in groups]))
+    totals = torch.from_numpy(np.stack([group.rewards for group in groups]))
     trained = torch.tensor(first.header.plan.trained)
-    return CreditBatch(groups, rewards, credit.assign(rewards, trained))
+    return CreditBatch(groups, totals, credit.assign(totals, trained))
 
 
-def mean_gain_per_step(rewards: Tensor) -> list[float | None]:
-    """[T], mean over trajectories of r(state j+1) - r(state j), None where one of them wasn't
-    scored."""
-    gains = rewards.diff(dim=-1).mean(dim=(0, 1))
+def mean_gain_per_step(totals: Tensor) -> list[float | None]:
+    """[T] for rewards `totals` [G, N, T + 1]: mean over trajectories of r(state j+1) - r(state j),
+    None where one of them wasn't scored."""
+    gains = totals.diff(dim=-1).mean(dim=(0, 1))
     return [None if gain != gain else gain for gain in gains.tolist()]

@@ -10,13 +10,13 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
 
+from learner.checkpoint import MOMENTS, OptimizerState
 from learner.config import LearnerConfig
 from rollout.families.trainable import trainable_tensors
 
@@ -38,23 +38,12 @@ from deepspeed.utils import (
 
 PERSISTENT_NUMEL = 100_000
 """ZeRO-3 leaves parameters of fewer elements whole on every rank (DeepSpeed's default)."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
 MASTERS = (
     "single_partition_of_fp32_groups",
     "fp32_partitioned_groups_flat",
     "fp32_groups_flat_partition",
 )
 """Where DeepSpeed's three ZeRO optimizers keep this rank's flat float32 parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerState:
-    """AdamW's state by parameter name, whole, float32 on the CPU; the same under any ZeRO stage."""
-
-    step: int
-    """Optimizer steps taken."""
-    exp_avg: dict[str, Tensor]
-    exp_avg_sq: dict[str, Tensor]
 
 
 def init_distributed(
@@ -68,14 +57,16 @@ def init_distributed(
     logger.setLevel(logging.ERROR)
     # DeepSpeed calls torch functions by names that torch 2.13 has begun to rename.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.", FutureWarning)
-    # It would be built by a C++ compiler when the group is joined, and fail without one; nothing here uses it.
+    # Joining the group would build this op, and fail on a machine without a C++ compiler; nothing
+    # here uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     os.environ["LOCAL_RANK"] = "0"  # Ray shows each rank its own GPU alone
     if distributed.is_initialized():
         joined = (distributed.get_rank(), distributed.get_world_size())
         if joined != (rank, world_size):
             raise ValueError(
-                f"this process is rank {joined[0]} of {joined[1]} already, not {rank} of {world_size}"
+                f"this process is rank {joined[0]} of {joined[1]} already, "
+                f"not {rank} of {world_size}"
             )
     else:
         where: dict[str, Any] = {"init_method": f"tcp://{master_addr}:{master_port}"}
@@ -96,13 +87,14 @@ def deepspeed_config(config: LearnerConfig, num_trainable: int) -> dict[str, Any
     bf16 = config.precision == "bf16"
     bucket = min(max(num_trainable, 1), 500_000_000)
     table: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed only multiplies it into numbers that nobody reads
+        "train_micro_batch_size_per_gpu": 1,  # only multiplied into numbers that nobody reads
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.max_grad_norm,
         "steps_per_print": 1_000_000_000,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
-            # Without masters of its own, DeepSpeed's stage 0 can't hold bf16 weights; stage 1 on one rank is the same.
+            # DeepSpeed's own stage 0 steps bf16 weights wrongly (one dummy step at its start, state
+            # out of reach); stage 1 keeps float32 masters that can be read and set.
             "stage": max(config.zero_stage, 1) if bf16 else config.zero_stage,
             "overlap_comm": False,
             "reduce_bucket_size": bucket,
@@ -314,5 +306,6 @@ class Engine:
         different = sorted(tensors.keys() ^ self._params.keys())
         if different:
             raise ValueError(
-                f"{len(different)} names differ from the network's trainable tensors: {different[:5]}"
+                f"{len(different)} names differ from the network's trainable tensors: "
+                f"{different[:5]}"
             )

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from transformers import CLIPTokenizer
 
@@ -62,7 +61,7 @@ def folder_bytes(folder: Path) -> int:
 def load_exported(folder: Path) -> tuple[TextToVelocity, AutoencoderKL]:
     """The folder's networks again, computing in float32, as diffusers loads them."""
     pipeline = StableDiffusion3Pipeline.from_pretrained(
-        folder, text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
+        folder, text_encoder_3=None, tokenizer_3=None
     )
     model = TextToVelocity()
     for name in ("text_encoder", "text_encoder_2", "transformer"):

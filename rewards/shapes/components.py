@@ -1,7 +1,6 @@
-"""Looks at images alone: names the objects in them and judges them against metadata records.
+"""Finds the objects in images: connected components of one colour, over the whole batch at once.
 
-Colour segmentation by a table, connected components over the whole batch at once, then every
-component is compared with an ideal template of each class of the same area and centroid.
+Every component is compared with an ideal template of each class of its own area and centroid.
 """
 
 from __future__ import annotations
@@ -12,43 +11,12 @@ import cv2
 import numpy as np
 
 from rewards.shapes.geometry import AREA_FRAC, CENTROID_Y_FRAC, coverage
-from rewards.shapes.grammar import CLASSES, COLORS
+from rewards.shapes.grammar import CLASSES
+from rewards.shapes.segmentation import UNNAMED, segment
 
-UNNAMED = len(COLORS) + 1  # label of bright pixels without a named colour
-MIN_CHROMA = 45  # a named pixel's max - min channel; about a quarter of a full object pixel's
-MIN_COSINE = 0.9  # between a pixel's chroma and its colour's
-MAX_GREY = 90  # neutral pixels brighter than this are clutter, not background
 MIN_AREA = 6  # pixels; smaller components are dust
 MAX_COMPONENTS = 8  # per image, the largest ones; the rest is dust
 _WINDOW = 17  # side of the crop that templates are compared in
-_COLOR_NAMES = tuple(COLORS)
-_PALETTE = np.array(list(COLORS.values()), dtype=np.float32)
-
-
-def _chroma(rgb: np.ndarray) -> np.ndarray:
-    return rgb - rgb.min(axis=-1, keepdims=True)
-
-
-def _tables() -> tuple[np.ndarray, np.ndarray]:
-    """(label uint8 [32768], coverage float32 [32768]) of colours quantised to 5 bits a channel."""
-    level = np.arange(32, dtype=np.float32) * 8 + 4
-    rgb = np.stack(np.meshgrid(level, level, level, indexing="ij"), axis=-1).reshape(-1, 3)
-    chroma, palette = _chroma(rgb), _chroma(_PALETTE)
-    length = np.linalg.norm(chroma, axis=-1)
-    cosine = chroma @ palette.T / np.linalg.norm(palette, axis=-1)
-    cosine /= np.maximum(length, 1e-6)[:, None]
-    nearest = cosine.argmax(axis=-1)
-    colored = chroma.max(axis=-1) >= MIN_CHROMA
-    named = colored & (cosine.max(axis=-1) >= MIN_COSINE)
-    label = np.zeros(len(rgb), dtype=np.uint8)
-    label[colored | (rgb.max(axis=-1) > MAX_GREY)] = UNNAMED
-    label[named] = nearest[named] + 1
-    full = palette.max(axis=-1)[nearest]
-    soft = np.where(named, np.clip(chroma.max(axis=-1) / full, 0, 1), label > 0)
-    return label, soft.astype(np.float32)
-
-
-_LABEL, _SOFT = _tables()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +43,9 @@ class Components:
 
 def find_components(images: np.ndarray) -> Components:
     """Segment uint8 images [B, H, W, 3] and describe every component of one colour."""
-    if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8:
-        raise ValueError(f"want uint8 [B, H, W, 3], got {images.dtype} {images.shape}")
-    num, height, width, _ = images.shape
-    # Images are stacked into one tall picture with a blank row between: one pass per colour.
-    tall = np.zeros((num, height + 1, width), dtype=np.uint16)
-    quantised = (images >> 3).astype(np.uint16)
-    tall[:, :height] = (quantised[..., 0] << 10) | (quantised[..., 1] << 5) | quantised[..., 2]
-    tall = tall.reshape(-1, width)
-    label, soft = _LABEL[tall], _SOFT[tall]
-    region = np.zeros(tall.shape, dtype=np.int32)  # 0 is background
+    label, soft = segment(images)
+    num, height = images.shape[:2]
+    region = np.zeros(label.shape, dtype=np.int32)  # 0 is background
     boxes, colors = [], []
     offset = 0
     for value in range(1, UNNAMED + 1):

@@ -21,11 +21,14 @@ RELATION_AXIS = {"left of": (0, 1), "right of": (0, -1), "above": (1, 1), "below
 def objects_of(record: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
     """Expand `include` to one entry per object; a colour that is left open is drawn."""
     entries: list[dict[str, Any]] = []
+    first: list[int] = []  # of each item's objects: what a relation's index points at
     for item in record["include"]:
         # One colour for all the objects of an item: three circles share it.
         color = item.get("color") or str(rng.choice(list(COLORS)))
         relation = item.get("position")
-        entry = {"class": item["class"], "color": color, "position": relation}
+        position = (relation[0], first[relation[1]]) if relation else None
+        entry = {"class": item["class"], "color": color, "position": position}
+        first.append(len(entries))
         entries += [dict(entry) for _ in range(item["count"])]
     if not 1 <= len(entries) <= max(SIDE):
         raise ValueError(f"a scene holds 1 to {max(SIDE)} objects, got {len(entries)}: {record}")

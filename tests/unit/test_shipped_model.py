@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from safetensors.torch import load_file
 from scipy.stats import rankdata
 
 from benchmarks.shapes_model.export import load_exported
@@ -22,9 +23,7 @@ EVAL_FILE = ROOT / "configs" / "prompts" / "shapes_eval.jsonl"
 
 @pytest.fixture(scope="module")
 def pipeline():
-    opened = StableDiffusion3Pipeline.from_pretrained(
-        FOLDER, text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
-    )
+    opened = StableDiffusion3Pipeline.from_pretrained(FOLDER, text_encoder_3=None, tokenizer_3=None)
     opened.set_progress_bar_config(disable=True)
     return opened
 
@@ -45,7 +44,7 @@ def _sample(pipeline, prompts, seed, **more):
 @pytest.fixture(scope="module")
 def scored(pipeline):
     """(strict, graded) of 207 held-out lines, by plain diffusers."""
-    records = [json.loads(line) for line in EVAL_FILE.open()][::8] * 3
+    records = [json.loads(line) for line in EVAL_FILE.read_text().splitlines()][::8] * 3
     prompts = [record["prompt"] for record in records]
     images = (_sample(pipeline, prompts, seed=0) * 255).round().astype(np.uint8)
     answer = ShapesReward()(images, prompts, records)
@@ -56,11 +55,13 @@ def test_folder_is_small_and_holds_float16_safetensors_only():
     files = [path for path in FOLDER.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 10_000_000
     assert {path.suffix for path in files} <= {".json", ".safetensors", ".txt", ".md"}
-    opened = StableDiffusion3Pipeline.from_pretrained(
-        FOLDER, text_encoder_3=None, tokenizer_3=None, torch_dtype="auto"
-    )
+    for path in FOLDER.rglob("*.safetensors"):
+        assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}
+
+
+def test_plain_opening_computes_in_float32(pipeline):
     for name in ("transformer", "vae", "text_encoder", "text_encoder_2"):
-        assert {p.dtype for p in getattr(opened, name).parameters()} == {torch.float16}
+        assert {p.dtype for p in getattr(pipeline, name).parameters()} == {torch.float32}
 
 
 def test_sizes_and_schedule(pipeline):
@@ -138,7 +139,7 @@ def test_wrong_samples_still_differ_in_grade(scored):
 
 def test_long_zero_text_costs_little_quality(pipeline):
     """Trained with 1 and with 16 zero tokens: `max_sequence_length` may be either."""
-    records = [json.loads(line) for line in EVAL_FILE.open()][::8]
+    records = [json.loads(line) for line in EVAL_FILE.read_text().splitlines()][::8]
     prompts = [record["prompt"] for record in records]
     images = _sample(pipeline, prompts, seed=0, max_sequence_length=16)
     graded = ShapesReward()((images * 255).round().astype(np.uint8), prompts, records)["shapes"]

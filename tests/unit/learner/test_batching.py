@@ -117,7 +117,9 @@ def test_the_seed_decides_which_trajectories_an_update_holds() -> None:
 
 
 def test_more_updates_than_valid_pairs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"update 2 of 3 has no valid transition: 2 trajectories"):
+    with pytest.raises(
+        ValueError, match=r"update 2 of 3 has no valid transition: 2 trajectories with 2 valid"
+    ):
         plan_updates(
             np.ones((2, 1), bool), num_updates=3, rank=0, num_ranks=1, micro_batch=4, seed=0
         )

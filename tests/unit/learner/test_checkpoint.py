@@ -13,6 +13,7 @@ from learner.checkpoint import (
     WEIGHTS,
     Checkpoint,
     CheckpointError,
+    OptimizerState,
     _digest,
     check,
     latest,
@@ -20,7 +21,6 @@ from learner.checkpoint import (
     prune,
     save,
 )
-from learner.engine import OptimizerState
 from tests.unit.learner.helpers import same_bits
 
 

@@ -1,6 +1,10 @@
 """The engine against torch's AdamW by hand, on a network with odd sizes and a frozen part."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,3 +192,19 @@ def test_a_process_keeps_its_place_among_the_ranks() -> None:
 def test_bf16_without_zero_runs_as_stage_one() -> None:
     config = CONFIG.model_copy(update={"precision": "bf16", "zero_stage": 0})
     assert deepspeed_config(config, 10)["zero_optimization"]["stage"] == 1
+
+
+def test_no_compiler_is_needed(repo_root: Path) -> None:
+    """A fresh process without compiler or cached builds joins, steps and gathers (ZeRO-0 and 1)."""
+    code = (
+        "from tests.unit.learner.test_engine import make_engine, train\n"
+        "for stage in (0, 1):\n"
+        "    engine = make_engine(stage)\n"
+        "    train(engine, 0, 1)\n"
+        "    assert engine.optimizer_state().step == 1\n"
+    )
+    environment = os.environ | {"PATH": "/nonexistent", "TORCH_EXTENSIONS_DIR": "/nonexistent"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=repo_root, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr

@@ -167,6 +167,23 @@ def test_kl_pulls_towards_the_reference(
     assert last < 0.7 * away
 
 
+def test_a_reference_pass_leaves_zero_3_in_order(
+    model: Path, groups: list[RecordBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The LoRA is off, then on again, between forwards of partitioned parameters."""
+    monkeypatch.setattr("learner.engine.PERSISTENT_NUMEL", 0)
+    objective = ObjectiveConfig(clip_range=0.1, kl_weight=1.0)
+    stages = [
+        make_learner(model, learner_config(zero_stage=stage, micro_batch=8), objective=objective)
+        for stage in (0, 3)
+    ]
+    for _ in range(2):
+        plain, cut = (worker.step(groups) for worker in stages)
+        assert cut.kl == pytest.approx(plain.kl, rel=1e-4, abs=1e-12)
+        assert cut.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
+    assert plain.kl > 0
+
+
 def test_a_kl_weight_of_zero_makes_no_reference_pass(
     model: Path, groups: list[RecordBatch]
 ) -> None:
