@@ -10,7 +10,7 @@ PYTHON ?= python3
 # Added to the commands below, for example: make quickstart SEED=1 ARGS="learner.lr=1e-4"
 SEED ?=
 ARGS ?=
-BENCH ?= benchmarks/overhead.py
+BENCH ?= overhead
 
 # No DeepSpeed kernel is compiled; DS_ACCELERATOR=cuda in the environment uses a GPU.
 export DS_BUILD_OPS := 0
@@ -48,8 +48,8 @@ lint: $(READY) ## ruff and pyright
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
-bench: $(READY) ## a benchmark (BENCH=benchmarks/NAME.py, default: the system against a bare loop)
-	$(BIN)/python $(BENCH) $(ARGS)
+bench: $(READY) ## a benchmark (BENCH=comparison; default: overhead, the system against a bare loop)
+	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
 
 clean: ## remove caches and build leftovers; runs and .venv stay
 	rm -rf build dist *.egg-info .coverage .coverage.* .pytest_cache .ruff_cache htmlcov

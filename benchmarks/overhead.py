@@ -146,7 +146,7 @@ def measure(target: Any, config: RunConfig, iterations: int) -> float:
 def main() -> None:
     """Measure both sides in turn and print the ratio of their medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, nargs="?", default=Path("configs/quickstart.toml"))
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")

@@ -105,9 +105,6 @@ class RewardActor:
         outcome = await self.batcher.submit(call)
         return ScoreAnswer(samples=call.samples, states=call.states, outcome=outcome)
 
-    async def stats(self) -> Any:
-        return None if self.batcher is None else self.batcher.stats.snapshot()
-
 
 @ray.remote
 class LearnerActor:
@@ -202,6 +199,10 @@ def connect(config: RunConfig, address: str | None) -> None:
     if address:
         ray.init(address=address, log_to_driver=False)
         return
+    # A cluster of this process's own, behind loopback: that tokens are on by default needs no warning.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(
+        logging.ERROR
+    )
     ray.init(
         address="local",
         num_cpus=max(num_cpus_wanted(config), os.cpu_count() or 1),
@@ -323,13 +324,31 @@ class RayBackend:
         return first
 
     def wait(self, futures: Sequence[Any]) -> list[Any]:
-        done, _ = ray.wait(list(futures), num_returns=1)
-        more, _ = ray.wait(list(futures), num_returns=len(futures), timeout=0)
-        return list(dict.fromkeys([*done, *more]))
+        while True:
+            owner = {other: future for future in futures for other in self._joint.get(future, [])}
+            watched = [*futures, *owner]
+            ray.wait(watched, num_returns=1)
+            done, _ = ray.wait(watched, num_returns=len(watched), timeout=0)
+            finished = [
+                owner.get(ref, ref)
+                for ref in done
+                if ref not in owner or self._failed(ref, owner[ref])
+            ]
+            if finished:
+                return list(dict.fromkeys(finished))
+
+    def _failed(self, other: Any, future: Any) -> bool:
+        """Whether another rank's part of a collective call failed, in which case rank 0 may wait for ever."""
+        try:
+            ray.get(other)
+        except ray.exceptions.RayError:
+            return True
+        self._joint[future].remove(other)
+        return False
 
     def result(self, future: Any) -> Any:
-        answer, data = ray.get(future), self._data_of.pop(future, None)
         ray.get(self._joint.pop(future, []))
+        answer, data = ray.get(future), self._data_of.pop(future, None)
         if isinstance(answer, RolloutStats):
             slices, previews = data
             return SampleAnswer(slices=slices, previews=previews, stats=answer)

@@ -68,7 +68,12 @@ def open_target(
     _, rule = step_plan(config)
     adapter = adapter_spec(config) if target.checkpoint else AdapterSpec(adapter="none")
     backend = RayBackend(
-        config, rule.scored_states, "", with_learner=False, with_rewards=with_rewards, adapter=adapter
+        config,
+        rule.scored_states,
+        "",
+        with_learner=False,
+        with_rewards=with_rewards,
+        adapter=adapter,
     )
     if target.checkpoint:
         found = load_checkpoint(target.checkpoint)
