@@ -1,7 +1,7 @@
 """Ray actors around the plain classes of the other packages, and the backend that the controller talks to.
 
-Ownership (design.md): groups and weights travel as return values of actor methods, so the controller's process owns
-them, and a dying actor takes nothing with it. Workers and learner never `ray.put`.
+Ownership (docs/design.md): groups and weights travel as return values of actor methods, so the controller's process
+owns them, and a dying actor takes nothing with it. Workers and learner never `ray.put`.
 """
 
 import logging
@@ -10,11 +10,12 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import ray
+from ray.exceptions import RayError
 
+from cluster.assembly import rows_of
 from cluster.backend import SampleAnswer, ScoreAnswer, WeightsAnswer
-from cluster.config import RunConfig
+from cluster.config import ConfigError, RunConfig
 from learner.credit.base import ScoredStates
 from rewards.base import RewardCall
 from rewards.config import RewardConfig
@@ -27,7 +28,8 @@ class RolloutActor:
     """A rollout worker in its own process. Calls run one after another, in the order they were submitted."""
 
     def __init__(self, config: RunConfig, scored_states: ScoredStates, adapter: AdapterSpec):
-        self.config, self.scored_states, self.adapter = config, scored_states, adapter
+        self.config, self.adapter = config, adapter
+        self.scored_states: ScoredStates = scored_states
         self.worker: Any = None
 
     def start(self) -> None:
@@ -93,7 +95,7 @@ class RewardActor:
         return str(result)
 
     async def score(self, previews: Previews, request: SliceRequest | None) -> ScoreAnswer:
-        rows = _rows_of(previews, request)
+        rows = rows_of(previews, request)
         call = RewardCall(
             images=previews.images[rows],
             prompts=[previews.prompts[row] for row in rows],
@@ -158,17 +160,6 @@ class LearnerActor:
         self.worker.export(folder, kind)
 
 
-def _rows_of(previews: Previews, request: SliceRequest | None) -> np.ndarray:
-    """Return the rows of the previews that belong to a slice; all of them for None."""
-    if request is None:
-        return np.arange(len(previews.images))
-    return np.flatnonzero(
-        (previews.group_ids == request.group.group_id)
-        & (previews.samples >= request.first)
-        & (previews.samples < request.first + request.count)
-    )
-
-
 def adapter_spec(config: RunConfig) -> AdapterSpec:
     """Return what a worker must know to hold the same trainable tensors as the learner."""
     return AdapterSpec(
@@ -188,13 +179,35 @@ def num_cpus_wanted(config: RunConfig) -> int:
     )
 
 
+def num_gpus_wanted(config: RunConfig) -> float:
+    """Return the GPUs that the run's actors ask Ray for."""
+    return (
+        config.rollout.num_workers * config.rollout.gpus_per_worker
+        + config.learner.num_ranks * config.learner.gpus_per_rank
+        + sum(reward.gpus for reward in config.rewards.components)
+    )
+
+
 def connect(config: RunConfig, address: str | None) -> None:
     """Join the cluster at `address` (or RAY_ADDRESS), or start a local one with slots enough for this config.
 
-    On one machine the parts take turns more than they overlap, so slots may outnumber the cores.
+    On one machine the parts take turns more than they overlap, so slots may outnumber the cores. Raises ConfigError
+    when the cluster is too small for the config, whose actors would wait for ever.
     """
-    if ray.is_initialized():
-        return
+    if not ray.is_initialized():
+        _connect(config, address)
+    available = ray.cluster_resources()
+    wanted = {"CPU": num_cpus_wanted(config), "GPU": num_gpus_wanted(config)}
+    for kind, count in wanted.items():
+        if count > available.get(kind, 0):
+            raise ConfigError(
+                f"the config's actors need {count:g} {kind} slots, the Ray cluster has {available.get(kind, 0):g}; "
+                "lower rollout.num_workers, rollout.threads_per_worker (gpus_per_worker), learner.num_ranks, "
+                "learner.threads_per_rank (gpus_per_rank), rewards.components threads or gpus, or add nodes"
+            )
+
+
+def _connect(config: RunConfig, address: str | None) -> None:
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
         ray.init(address=address, log_to_driver=False)
@@ -263,6 +276,11 @@ class RayBackend:
                 f"two rewards train on the same column: {self._reward_columns}; rename one"
             )
         ray.get(starting)
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in [*self.workers, *self.rewards.values(), *self.ranks]:
+            ray.kill(actor)
 
     def worker_ids(self) -> list[int]:
         return list(range(len(self.workers)))
@@ -341,14 +359,17 @@ class RayBackend:
         """Whether another rank's part of a collective call failed, in which case rank 0 may wait for ever."""
         try:
             ray.get(other)
-        except ray.exceptions.RayError:
+        except RayError:
             return True
         self._joint[future].remove(other)
         return False
 
     def result(self, future: Any) -> Any:
-        ray.get(self._joint.pop(future, []))
+        others = self._joint.pop(future, [])
+        ended, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
+        ray.get(ended)  # another rank's error first: rank 0 may be waiting for that rank
         answer, data = ray.get(future), self._data_of.pop(future, None)
+        ray.get(others)
         if isinstance(answer, RolloutStats):
             slices, previews = data
             return SampleAnswer(slices=slices, previews=previews, stats=answer)

@@ -1,4 +1,4 @@
-"""From scored slices to sealed groups: the controller's side of one group's journey (design.md, steps 4 and 5)."""
+"""From scored slices to sealed groups: the controller's side of one group's journey (docs/design.md, steps 4 and 5)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy as np
 from cluster.backend import ScoreAnswer
 from rewards.base import RewardValues
 from rewards.composite import combine
-from rollout.records import GroupRequest, SliceRequest
+from rollout.records import GroupRequest, Previews, SliceRequest
 from rollout.trajectory import seal_group
 
 
@@ -49,6 +49,17 @@ def split_group(
         )
         for first in range(0, request.num_samples, slice_size)
     ]
+
+
+def rows_of(previews: Previews, request: SliceRequest | None) -> np.ndarray:
+    """Return the rows of the previews that belong to a slice; all of them for None."""
+    if request is None:
+        return np.arange(len(previews.images))
+    return np.flatnonzero(
+        (previews.group_ids == request.group.group_id)
+        & (previews.samples >= request.first)
+        & (previews.samples < request.first + request.count)
+    )
 
 
 def seal(group: OpenGroup, weights: dict[str, float], num_states: int, shared: bool) -> Any:

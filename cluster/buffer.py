@@ -58,6 +58,8 @@ class TrajectoryBuffer(Generic[Item]):
         self._open: dict[int, Admission] = {}
         self._sealed: dict[int, Item] = {}
         self.num_dropped = 0
+        self.num_admitted = 0
+        """Replacements included."""
 
     @property
     def capacity(self) -> int:
@@ -93,6 +95,7 @@ class TrajectoryBuffer(Generic[Item]):
             admission = Admission(position=self._next, group_id=self._next, policy_version=version)
             self._next += 1
         self._open[admission.position] = admission
+        self.num_admitted += 1
         return admission
 
     def seal(self, group_id: int, item: Item) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.config import ConfigError, RunConfig, load
+from cluster.config import ConfigError, load, user_mistakes
 
 EXIT_MISTAKE, EXIT_FAILED = 2, 1
 
@@ -74,11 +74,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 130
     except Exception as error:  # supervision boundary: the process ends here, and says why
-        cause = _cause(error)
-        if isinstance(cause, ValueError):
-            errors.print(f"error: {cause}", style="red", markup=False)
-            return EXIT_MISTAKE
         errors.print_exception(show_locals=False)
+        cause = getattr(error, "cause", None) or error  # Ray wraps what an actor raised
         errors.print(f"error: {type(cause).__name__}: {cause}", style="red", markup=False)
         return EXIT_FAILED
     return 0
@@ -100,17 +97,9 @@ def _quiet_libraries() -> None:
     for name, value in {
         "TRANSFORMERS_VERBOSITY": "error",
         "DIFFUSERS_VERBOSITY": "error",
-        "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", ""),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }.items():
-        if value:
-            os.environ.setdefault(name, value)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the error that an actor raised, out of Ray's wrapping."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, BaseException) else error
+        os.environ.setdefault(name, value)
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -145,29 +134,26 @@ def _plan(args: argparse.Namespace) -> None:
     from cluster.costs import describe
 
     console = Console()
-    for table in describe(load(args.config, args.overrides)):
+    with user_mistakes():
+        tables = describe(load(args.config, args.overrides))
+    for table in tables:
         console.print(table)
 
 
 def _evaluate(args: argparse.Namespace) -> None:
     from cluster.commands import evaluate_target
+    from cluster.target import find_target
 
-    evaluate_target(args.target, args.config, args.overrides, args.base, args.out, args.address)
+    target = find_target(args.target, args.config, args.overrides, args.base)
+    evaluate_target(target, args.out, args.address)
 
 
 def _sample(args: argparse.Namespace) -> None:
     from cluster.commands import sample_target
+    from cluster.target import find_target
 
-    sample_target(
-        args.target,
-        args.config,
-        args.overrides,
-        args.base,
-        args.out,
-        args.address,
-        args.prompt,
-        args.seed,
-    )
+    target = find_target(args.target, args.config, args.overrides, args.base)
+    sample_target(target, args.out, args.address, args.prompt, args.seed)
 
 
 COMMANDS = {
@@ -177,9 +163,6 @@ COMMANDS = {
     "evaluate": _evaluate,
     "sample": _sample,
 }
-
-__all__ = ["RunConfig", "build_parser", "main"]
-
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,8 @@
 
 import difflib
 import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,7 +18,7 @@ from rollout.config import ModelConfig, PromptConfig, RolloutConfig, SamplingCon
 class Section(BaseModel):
     """A table of the run's TOML: unknown keys fail, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSection(Section):
@@ -77,6 +79,11 @@ class RunConfig(Section):
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig
 
+    @property
+    def reward_names(self) -> list[str]:
+        """The rewards' names in the config, in its order."""
+        return [reward.name for reward in self.rewards.components]
+
     @model_validator(mode="after")
     def ema_evaluation_needs_an_ema(self) -> "RunConfig":
         if self.evaluation.weights == "ema" and self.learner.ema_decay == 0:
@@ -114,6 +121,23 @@ class RunConfig(Section):
 
 class ConfigError(ValueError):
     """A mistake in the user's configuration; the message names file, key, value and cure."""
+
+
+@contextmanager
+def user_mistakes() -> Generator[None]:
+    """Turn a ValueError of start-up, an actor's too, into a ConfigError: it is about what the user asked for.
+
+    Later ValueErrors are our own bugs and keep their traceback.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        cause = getattr(
+            error, "cause", None
+        )  # Ray raises its wrapping, which is a ValueError as well
+        raise ConfigError(str(cause if isinstance(cause, ValueError) else error)) from error
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

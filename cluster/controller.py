@@ -24,6 +24,7 @@ Nothing downstream of admission refuses a group, so the straggler that batch b w
 While one call is scored, its worker samples the next.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -42,6 +43,8 @@ from rewards.base import RewardFailure
 from rollout.plan import StepPlan
 from rollout.prompts import PromptSource
 from rollout.records import GroupRequest, SliceRequest, WeightReport
+
+log = logging.getLogger(__name__)
 
 CALLS_PER_WORKER = 2
 """One is sampled while the next already waits in the worker's queue, so that it never idles on the controller."""
@@ -99,6 +102,9 @@ class Controller:
                 handle = self._pending.pop(future)
                 handle(self.backend.result(future))
             self._dispatch()
+        assert self.buffer.num_consumed == self.config.run.num_iterations, (
+            f"the loop ran dry after {self.buffer.num_consumed} of {self.config.run.num_iterations} batches"
+        )
 
     def _expect(self, future: Future, handle: Callable[[Any], None]) -> None:
         self._pending[future] = handle
@@ -155,14 +161,21 @@ class Controller:
         return slices
 
     def _worker_for(self, version: int) -> int | None:
-        """Return a worker that proved this version and has room; start pushing it to those that lack it."""
-        for worker in self.workers.usable():
-            if self.workers.version[worker] == version:
-                if self.workers.calls[worker] < CALLS_PER_WORKER:
-                    return worker
-            elif worker not in self.workers.loading and self.workers.calls[worker] == 0:
+        """Return a worker that proved this version and has room; start pushing it to idle ones that lack it.
+
+        A worker gets a second call only when no other is about to be ready for its first.
+        """
+        usable = self.workers.usable()
+        for worker in usable:
+            idle = self.workers.calls[worker] == 0 and worker not in self.workers.loading
+            if self.workers.version[worker] != version and idle:
                 self._push(worker, self.store.get(version))
-        return None
+        ready = [worker for worker in usable if self.workers.version[worker] == version]
+        if not ready or self.workers.calls[ready[0]] >= CALLS_PER_WORKER:
+            return None
+        if self.workers.calls[ready[0]] and self.workers.loading:
+            return None
+        return ready[0]
 
     def _push(self, worker: int, weights: WeightsAnswer) -> None:
         self.workers.sent(worker)
@@ -180,6 +193,8 @@ class Controller:
         self.workers.calls[worker] -= 1
         self.clock.sampled(answer.stats)
         for index, request in enumerate(call):
+            if request.group.group_id not in self._groups:
+                continue  # dropped meanwhile
             self._score(OpenSlice(request, answer, index), self._reward_names())
 
     def _reward_names(self) -> list[str]:
@@ -209,11 +224,19 @@ class Controller:
         """Ask again, at most max_rescores times; then give the whole group up, never score it 0."""
         part.num_failures += 1
         self.clock.failed(failure)
+        log.warning(
+            "reward %s failed on group %d (%s): %s",
+            name,
+            part.request.group.group_id,
+            failure.kind,
+            failure.message,
+        )
         if part.num_failures <= self.config.rewards.max_rescores:
             self._score(part, [name])
             return
         group_id = part.request.group.group_id
         gates.check_drops(self.buffer.num_dropped + 1, self.buffer, failure)
+        log.warning("group %d is dropped and replaced", group_id)
         del self._groups[group_id]
         self._slices = deque(s for s in self._slices if s.group.group_id != group_id)
         self.buffer.drop(group_id)

@@ -1,16 +1,23 @@
 """Held-out prompts, sampled without noise in between and scored: the same latents before and after training."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cluster.backend import Backend, Future, WeightsAnswer
+from cluster.backend import Backend, Future, Handle, WeightsAnswer
+from cluster.config import EvaluationConfig, RunConfig
 from cluster.weights import EVALUATION_VERSION, WeightsNeverArrived
-from rewards.base import RewardFailure
+from rewards.base import RewardValues
 from rollout.prompts import PromptSource
 from rollout.records import EvaluationImages, Previews
+
+log = logging.getLogger(__name__)
+
+NUM_PICTURES = 24
+"""Held-out lines whose images are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +66,36 @@ def held_out(path: str, num_prompts: int | None, seed: int) -> HeldOut:
     )
 
 
-def load_everywhere(backend: Backend, weights: WeightsAnswer) -> None:
-    """Give all workers the weights to draw with, and check what they hold. Raises WeightsNeverArrived."""
-    futures = [
-        backend.load_weights(w, EVALUATION_VERSION, weights.tensors) for w in backend.worker_ids()
-    ]
-    for report in gather(backend, futures):
-        if report.checksum != weights.checksum:
-            raise WeightsNeverArrived(
-                f"a rollout worker holds checksum {report.checksum} where the learner gave {weights.checksum}"
-            )
+def load_everywhere(backend: Backend, weights: WeightsAnswer) -> list[int]:
+    """Give all workers the weights to draw with; return those that prove to hold them, after one more try.
+
+    Raises WeightsNeverArrived when none does.
+    """
+    proved: list[int] = []
+    for _ in range(2):
+        left = [worker for worker in backend.worker_ids() if worker not in proved]
+        futures = [backend.load_weights(w, EVALUATION_VERSION, weights.tensors) for w in left]
+        for worker, report in zip(left, gather(backend, futures), strict=True):
+            if (report.version, report.checksum) == (EVALUATION_VERSION, weights.checksum):
+                proved.append(worker)
+            else:
+                log.warning(
+                    "rollout worker %d answered %s, not checksum %s",
+                    worker,
+                    report,
+                    weights.checksum,
+                )
+    if not proved:
+        raise WeightsNeverArrived(
+            "no rollout worker took up the weights for an evaluation; see the warnings above"
+        )
+    return proved
 
 
 def draw(
-    backend: Backend, lines: HeldOut, batch: int, num_steps: int, guidance: float
+    backend: Backend, workers: Sequence[int], lines: HeldOut, settings: EvaluationConfig
 ) -> list[EvaluationImages]:
-    """Draw all lines, `batch` images a call, dealt out to the workers in turn."""
-    workers = backend.worker_ids()
+    """Draw all lines, settings.batch images a call, dealt out to the workers in turn."""
     return gather(
         backend,
         [
@@ -83,39 +103,30 @@ def draw(
                 workers[i % len(workers)],
                 chunk.prompts,
                 chunk.noise_ids,
-                num_steps,
-                guidance,
+                settings.num_steps,
+                settings.guidance_scale,
                 chunk.noise_seed,
             )
-            for i, chunk in enumerate(lines.chunks(batch))
+            for i, chunk in enumerate(lines.chunks(settings.batch))
         ],
     )
 
 
 def evaluate(
-    backend: Backend,
-    reward_names: Sequence[str],
-    lines: HeldOut,
-    *,
-    batch: int,
-    num_steps: int,
-    guidance: float,
+    backend: Backend, workers: Sequence[int], lines: HeldOut, config: RunConfig
 ) -> Evaluation:
-    """Draw and score all lines with the weights that the workers hold. RuntimeError when a scoring fails."""
-    pictures = draw(backend, lines, batch, num_steps, guidance)
+    """Draw and score all lines with the weights that the workers hold. RuntimeError when a scoring keeps failing."""
+    settings, names = config.evaluation, config.reward_names
+    pictures = draw(backend, workers, lines, settings)
     handles = [
-        backend.store(_previews(chunk, drawn.images, num_steps))
-        for chunk, drawn in zip(lines.chunks(batch), pictures, strict=True)
+        backend.store(_previews(chunk, drawn.images, settings.num_steps))
+        for chunk, drawn in zip(lines.chunks(settings.batch), pictures, strict=True)
     ]
     columns: dict[str, list[float]] = {}
-    for reward in reward_names:
-        for answer in gather(backend, [backend.score(reward, handle, None) for handle in handles]):
-            if isinstance(answer.outcome, RewardFailure):
-                raise RuntimeError(
-                    f"evaluation: reward {reward!r} failed: {answer.outcome.message}"
-                )
-            for name, values in answer.outcome.columns.items():
-                columns.setdefault(name, []).extend(values.tolist())
+    for name in names:
+        for values in _score(backend, name, handles, config.rewards.max_rescores):
+            for column, numbers in values.columns.items():
+                columns.setdefault(column, []).extend(numbers.tolist())
     return Evaluation(
         records=[
             {
@@ -132,9 +143,35 @@ def evaluate(
         counts={
             "images": len(lines.prompts),
             "network_calls": sum(drawn.stats.num_network_calls for drawn in pictures),
-            "reward_calls": len(lines.prompts) * len(reward_names),
+            "reward_calls": len(lines.prompts) * len(names),
         },
     )
+
+
+def _score(
+    backend: Backend, name: str, handles: Sequence[Handle], max_rescores: int
+) -> list[RewardValues]:
+    """Score all previews, and again those that failed, at most max_rescores times."""
+    found: dict[int, RewardValues] = {}
+    for attempt in range(max_rescores + 1):
+        left = [index for index in range(len(handles)) if index not in found]
+        answers = gather(backend, [backend.score(name, handles[index], None) for index in left])
+        for index, answer in zip(left, answers, strict=True):
+            if isinstance(answer.outcome, RewardValues):
+                found[index] = answer.outcome
+            elif attempt == max_rescores:
+                raise RuntimeError(f"evaluation: reward {name!r} failed: {answer.outcome.message}")
+    return [found[index] for index in range(len(handles))]
+
+
+def picked(seen: Evaluation, graded: str) -> tuple[list[int], list[str]]:
+    """Return a few lines, spread evenly over the file, whose images are worth keeping, and their captions."""
+    count = len(seen.records)
+    chosen = np.linspace(0, count - 1, min(NUM_PICTURES, count)).astype(int).tolist()
+    captions = [
+        f"{seen.records[i]['prompt']} {seen.records[i]['rewards'][graded]:.2f}" for i in chosen
+    ]
+    return chosen, captions
 
 
 def _previews(chunk: HeldOut, images: np.ndarray, num_steps: int) -> Previews:

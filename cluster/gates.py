@@ -14,7 +14,7 @@ from rewards.base import RewardFailure
 from rollout.trajectory import GroupTrajectories, read_group
 
 MAX_DROPPED_FRAC = 0.25
-"""Of the groups that a batch holds: more drops than that in a row of batches mean a broken reward, not bad luck."""
+"""Of the groups admitted so far: more drops than that mean a broken reward, not bad luck."""
 
 
 class GateError(RuntimeError):
@@ -22,10 +22,10 @@ class GateError(RuntimeError):
 
 
 def check_noise(batches: Sequence[Any], shared_initial_noise: bool) -> None:
-    """Check that no two trajectories share noise unless the plan says so (field.md kind C).
+    """Check that no two trajectories share noise unless the plan says so .
 
-    Initial states must be equal within a group when shared_initial_noise, and differ otherwise; images must
-    differ between any two trajectories.
+    Initial states must be equal within a group when shared_initial_noise, and differ otherwise; no two final
+    latents may be equal, as those of trajectories with a common x_T would be if they shared their step noise.
     """
     groups = [read_group(batch) for batch in batches]
     initial = [_digests(group, 0) for group in groups]
@@ -65,10 +65,10 @@ def check_rewards_vary(batches: Sequence[Any]) -> None:
 
 
 def check_drops(num_dropped: int, buffer: TrajectoryBuffer[Any], failure: RewardFailure) -> None:
-    """Stop when more groups were dropped than a quarter of all that have been admitted, at least a batch's worth."""
-    admitted = (buffer.num_consumed + 1) * buffer.groups_per_batch
+    """Stop when more than a quarter of the groups admitted since the process began, and more than 4, were dropped."""
+    admitted = buffer.num_admitted
     if num_dropped > max(4, MAX_DROPPED_FRAC * admitted):
         raise GateError(
-            f"{num_dropped} groups were dropped because reward {failure.reward!r} failed, of about {admitted} so "
+            f"{num_dropped} groups were dropped because reward {failure.reward!r} failed, of {admitted} so "
             f"far. The last failure ({failure.kind}): {failure.message}"
         )

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -43,7 +44,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Print one line, above the bar if there is one."""
         self.console.print(
-            f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {text}", highlight=False
+            f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {escape(text)}", highlight=False
         )
 
     def iteration(self, row: dict[str, Any]) -> None:

@@ -22,6 +22,9 @@ CURVES = "curves.png"
 REPORT = "report.html"
 EVALUATION = "evaluation"
 SAMPLES = "samples"
+CHECKPOINTS = "checkpoints"
+TRAJECTORIES = "trajectories"
+WEIGHTS = "weights"
 
 
 def evaluation_lines(run_dir: Path, name: str) -> Path:

@@ -1,18 +1,18 @@
 """What `evaluate` and `sample` may be pointed at: a run folder, one of its checkpoints, or a model folder."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cluster.actors import RayBackend, adapter_spec, connect
 from cluster.backend import WeightsAnswer
-from cluster.config import ConfigError, RunConfig, load, resolve_paths
+from cluster.config import ConfigError, RunConfig, load, resolve_paths, user_mistakes
 from cluster.costs import step_plan
 from cluster.evaluation import load_everywhere
-from cluster.folder import CHECKPOINTS
-from cluster.run_folder import CONFIG
+from cluster.run_folder import CHECKPOINTS, CONFIG
 from cluster.weights import EVALUATION_VERSION
-from learner.checkpoint import MANIFEST, latest
+from learner.checkpoint import MANIFEST, check, latest
 from learner.checkpoint import load as load_checkpoint
 from rollout.families.trainable import checksum
 from rollout.records import AdapterSpec
@@ -36,12 +36,8 @@ def find_target(path: Path, config_path: Path | None, overrides: list[str], base
     if (path / MODEL_INDEX).is_file():
         config = load(config_path or DEFAULT_CONFIG, [f'model.path="{path}"', *overrides])
         return Target(config=config, checkpoint=None, description=f"model {path}")
-    checkpoint: Path | None
-    if (path / MANIFEST).is_file():
-        checkpoint, folder = path, path.parent.parent
-    else:
-        folder = path
-        checkpoint = latest(path / CHECKPOINTS) if (path / CHECKPOINTS).is_dir() else None
+    is_checkpoint = (path / MANIFEST).is_file()
+    folder = path.parent.parent if is_checkpoint else path
     if not (folder / CONFIG).is_file():
         raise ConfigError(
             f"{path} is neither a run folder ({CONFIG}), nor one of its checkpoints ({MANIFEST}), "
@@ -50,8 +46,10 @@ def find_target(path: Path, config_path: Path | None, overrides: list[str], base
     config = load(config_path or folder / CONFIG, overrides)
     if base:
         return Target(config=config, checkpoint=None, description=f"base model of {folder}")
+    checkpoint = path if is_checkpoint else latest(folder / CHECKPOINTS)
     if checkpoint is None:
         raise ConfigError(f"{folder} has no checkpoint yet; add --base to use its model untrained")
+    _check_fits(checkpoint, config)
     return Target(
         config=config,
         checkpoint=checkpoint,
@@ -59,33 +57,52 @@ def find_target(path: Path, config_path: Path | None, overrides: list[str], base
     )
 
 
-def open_target(
+def _check_fits(checkpoint: Path, config: RunConfig) -> None:
+    """Refuse a config under which the checkpoint's tensors would mean something else."""
+    manifest = check(checkpoint)
+    identity, settings = manifest["identity"], config.learner
+    wanted = {"adapter": settings.adapter}
+    if settings.adapter == "lora":
+        wanted |= {"rank": settings.lora_rank, "alpha": settings.lora_alpha}
+    if identity != wanted:
+        raise ConfigError(f"{checkpoint} was trained with {identity}, the config says {wanted}")
+    if config.evaluation.weights == "ema" and "ema.safetensors" not in manifest["files"]:
+        raise ConfigError(f"{checkpoint} holds no averaged weights; add evaluation.weights=raw")
+
+
+@contextmanager
+def opened(
     target: Target, address: str | None, *, with_rewards: bool
-) -> tuple[RunConfig, RayBackend]:
-    """Start workers (and reward servers) that hold the target's weights."""
-    config = resolve_paths(target.config, Path(target.config.run.dir or "runs").absolute())
-    connect(config, address)
-    _, rule = step_plan(config)
-    adapter = adapter_spec(config) if target.checkpoint else AdapterSpec(adapter="none")
-    backend = RayBackend(
-        config,
-        rule.scored_states,
-        "",
-        with_learner=False,
-        with_rewards=with_rewards,
-        adapter=adapter,
-    )
-    if target.checkpoint:
-        found = load_checkpoint(target.checkpoint)
-        averaged = config.evaluation.weights == "ema" and found.ema is not None
-        tensors: dict[str, Any] = dict(found.ema if averaged and found.ema else found.weights)
-        load_everywhere(
-            backend,
-            WeightsAnswer(
-                tensors=backend.store(tensors),
-                version=EVALUATION_VERSION,
-                checksum=checksum(tensors),
-                num_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
-            ),
+) -> Iterator[tuple[RunConfig, RayBackend, list[int]]]:
+    """Start workers (and reward servers) that hold the target's weights; give the ids of those that proved it."""
+    with user_mistakes():
+        config = resolve_paths(target.config, Path(target.config.run.dir or "runs").absolute())
+        connect(config, address)
+        _, rule = step_plan(config)
+        adapter = adapter_spec(config) if target.checkpoint else AdapterSpec(adapter="none")
+        backend = RayBackend(
+            config,
+            rule.scored_states,
+            "",
+            with_learner=False,
+            with_rewards=with_rewards,
+            adapter=adapter,
         )
-    return config, backend
+    try:
+        workers = backend.worker_ids()
+        if target.checkpoint:
+            workers = load_everywhere(backend, _weights(target.checkpoint, config, backend))
+        yield config, backend, workers
+    finally:
+        backend.close()
+
+
+def _weights(checkpoint: Path, config: RunConfig, backend: RayBackend) -> WeightsAnswer:
+    found = load_checkpoint(checkpoint)
+    tensors = dict((found.ema if config.evaluation.weights == "ema" else None) or found.weights)
+    return WeightsAnswer(
+        tensors=backend.store(tensors),
+        version=EVALUATION_VERSION,
+        checksum=checksum(tensors),
+        num_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+    )

@@ -1,8 +1,8 @@
 """Versions of the policy's weights, and the handshake that proves a worker really holds one.
 
 A worker answers a push with (version, checksum of the tensors that its module now computes with). A mismatch is
-retried once; then the worker is quarantined. If no worker is left, the run stops: `field.md` kind B tells of runs
-that trained for weeks on weights that had never arrived.
+retried once; then the worker is quarantined. If no worker is left, the run stops: elsewhere,
+runs have trained for weeks on weights that had never arrived.
 """
 
 import logging

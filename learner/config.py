@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Section(BaseModel):
     """A table of the run's TOML: unknown keys fail, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class CreditConfig(Section):
@@ -22,7 +22,7 @@ class CreditConfig(Section):
     """Scope of mean and std: group | group_mean_batch_std | joint | per_step, or "my.module:Class"."""
     eps: float = Field(default=1e-4, ge=0)
     """Added to the std."""
-    clip: float = Field(default=5.0, gt=0)
+    clip: float = Field(default=5.0, gt=0, allow_inf_nan=True)
     """Advantages are clipped to [-clip, clip]; inf leaves them."""
 
 

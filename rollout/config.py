@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Section(BaseModel):
     """A table of the run's TOML: unknown keys fail, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -41,7 +41,7 @@ class SamplingConfig(Section):
     kernel: str = "ddim_sde"
     """ode | flow_sde | dance_sde | cps | ddim_sde | precise, or "my.module:Class"."""
     eta: float = Field(default=0.7, ge=0)
-    """Noise level of the kernel (papers.md section 0; Flow-GRPO calls it a)."""
+    """Noise level of the kernel (docs/papers.md section 0; Flow-GRPO calls it a)."""
     first_step: Literal["clamp", "literal"] = "clamp"
     """What t = 1 means inside a kernel's std: the schedule's second time (as Flow-GRPO does), or 1 itself."""
     min_std: float = Field(default=0.02, gt=0)
@@ -79,7 +79,7 @@ class RolloutConfig(Section):
     """B: groups that one training batch holds."""
     samples_per_group: int = Field(default=16, ge=2)
     """N: trajectories that share a prompt."""
-    samples_per_slice: int | None = None
+    samples_per_slice: int | None = Field(default=None, ge=1)
     """Trajectories of a group that travel as one unit of work; none means the whole group."""
     slices_per_call: int = Field(default=1, ge=1)
     """Slices that a worker samples together in one network batch."""

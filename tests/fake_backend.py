@@ -33,6 +33,10 @@ class FakeBackend:
         self.trained: list[list[tuple[int, int]]] = []
         """(group_id, policy_version) of every batch trained on."""
         self.sampled_shapes: set[int] = set()
+        self.calls: dict[int, int] = dict.fromkeys(self.loaded, 0)
+        """Calls that each worker has and has not answered."""
+        self.idle_at_second_call: list[int] = []
+        """Usable workers without a call whenever another one got its second."""
         self.checkpoints: list[str] = []
         self._answers: dict[int, Callable[[], Any]] = {}
         self._count = 0
@@ -55,7 +59,16 @@ class FakeBackend:
             f"worker {worker} holds {self.loaded[worker]}, call wants {version}"
         )
         self.sampled_shapes.add(len(requests))
-        return self._later(lambda: self._sample(requests))
+        if self.calls[worker]:
+            usable = self.loaded.keys() - self.broken_workers
+            self.idle_at_second_call += [w for w in usable if not self.calls[w]]
+        self.calls[worker] += 1
+
+        def answer() -> SampleAnswer:
+            self.calls[worker] -= 1
+            return self._sample(requests)
+
+        return self._later(answer)
 
     def _sample(self, requests) -> SampleAnswer:
         count = sum(request.count for request in requests)

@@ -13,7 +13,7 @@ from learner.credit.gain import segment_gains
 
 @dataclass(frozen=True)
 class Gae:
-    """Raw credit A_j = sum_{l >= 0} lambda^l gain_{j+l} (papers.md section 1, "variants": the value
+    """Raw credit A_j = sum_{l >= 0} lambda^l gain_{j+l} (docs/papers.md section 1, "variants": the value
     of a state is its clean estimate's reward, discount 1).
 
     lambda = 0 gives the gains, lambda = 1 the image's reward minus the state's. When only some

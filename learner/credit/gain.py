@@ -16,7 +16,7 @@ def segment_gains(reward_values: Tensor) -> tuple[Tensor, Tensor]:
     reward_values [G, N, T+1], NaN where not scored -> gains [G, N, S] and lengths, int64 [S] with sum T.
     When every state is scored, S = T, every length is 1 and
 
-        gain_j = r(state j+1) - r(state j)          (papers.md section 1: g_t = r_{t-1} - r_t)
+        gain_j = r(state j+1) - r(state j)          (docs/papers.md section 1: g_t = r_{t-1} - r_t)
 
     Raises ValueError unless states 0 and T are scored: a transition outside of all segments would
     have no credit.

@@ -32,7 +32,7 @@ class Advantages:
 def group(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and std over a group's trajectories, each standing for the mean of its trained credit.
 
-    With the outcome rule that is Flow-GRPO's (r - mean) / std of the group (papers.md section 2).
+    With the outcome rule that is Flow-GRPO's (r - mean) / std of the group (docs/papers.md section 2).
     """
     value, valid = _per_sample(raw, trained)
     return _mean_and_std(value, valid, (1, 2))
@@ -40,7 +40,7 @@ def group(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
 
 def group_mean_batch_std(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
     """Mean as in `group`; std over all trajectories of the batch around the batch's mean, as
-    Flow-GRPO's global_std = True (papers.md section 2). Groups of zero variance count in it."""
+    Flow-GRPO's global_std = True (docs/papers.md section 2). Groups of zero variance count in it."""
     value, valid = _per_sample(raw, trained)
     mean, _ = _mean_and_std(value, valid, (1, 2))
     _, std = _mean_and_std(value, valid, (0, 1, 2))
@@ -48,12 +48,12 @@ def group_mean_batch_std(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joint(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
-    """One mean and one std over the N x T trained credits of a group (papers.md section 1)."""
+    """One mean and one std over the N x T trained credits of a group (docs/papers.md section 1)."""
     return _mean_and_std(raw, trained, (1, 2))
 
 
 def per_step(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and std over the N trained credits of each transition (papers.md section 15b,
+    """Mean and std over the N trained credits of each transition (docs/papers.md section 0,
     DenseGRPO)."""
     return _mean_and_std(raw, trained, (1,))
 

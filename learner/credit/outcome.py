@@ -11,7 +11,7 @@ from learner.credit.base import ScoredStates, check_rewards, require_scored
 
 @dataclass(frozen=True)
 class Outcome:
-    """Raw credit r_0 (the image's reward, state T here) for each transition (papers.md section
+    """Raw credit r_0 (the image's reward, state T here) for each transition (docs/papers.md section
     2)."""
 
     @property

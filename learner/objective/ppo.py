@@ -17,7 +17,7 @@ MAX_LOG_RATIO = 20.0
 class PpoClip:
     """loss = max(-A r, -A clip(r, 1 - c, 1 + c)), r = exp(log_prob - old_log_prob).
 
-    Source: papers.md sections 1 (b) and 2 (b). A finite log-ratio beyond +-MAX_LOG_RATIO is clamped
+    Source: docs/papers.md sections 1 and 2. A finite log-ratio beyond +-MAX_LOG_RATIO is clamped
     and counted as clipped. One that isn't finite gives a loss of NaN, whatever the clip makes of
     it, so that the caller's check for a non-finite loss sees it. Raises ValueError unless
     clip_range > 0.

@@ -29,7 +29,7 @@ VOCABULARY = (
 )
 """Every word that a prompt may hold."""
 
-NUM_EVAL_PER_CATEGORY = 92
+NUM_EVAL_PER_CATEGORY = 184
 TRAIN_COPIES = {
     "single_object": 8,  # distinct prompts times copies: hard categories weigh more
     "two_object": 8,

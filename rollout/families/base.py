@@ -1,7 +1,7 @@
 """What a model family must offer; the sampler and the learner know nothing else about a model.
 
 A family is the only door to diffusers. Inside this project `t` falls from 1 (noise) to 0 (image),
-latents are standardised and float32, and the network predicts the velocity v = x_1 - x_0 (papers.md
+latents are standardised and float32, and the network predicts the velocity v = x_1 - x_0 (docs/papers.md
 section 0); whatever the model's own conventions are (timesteps in 0..1000, scaling factors, packed
 latents), they end at this edge.
 """

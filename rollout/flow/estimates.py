@@ -1,6 +1,6 @@
 """Estimates of the clean latent and of the noise from a state and its velocity.
 
-Convention (papers.md section 0): x_t = (1 - t) x_0 + t x_1, v = dx_t/dt = x_1 - x_0.
+Convention (docs/papers.md section 0): x_t = (1 - t) x_0 + t x_1, v = dx_t/dt = x_1 - x_0.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ VelocityFn = Callable[[Tensor, Tensor], Tensor]
 
 
 def clean_estimate(x_t: Tensor, v_t: Tensor, t: float | Tensor) -> Tensor:
-    """Tweedie's clean estimate x0_hat(t) = x_t - t v_t (papers.md section 0).
+    """Tweedie's clean estimate x0_hat(t) = x_t - t v_t (docs/papers.md section 0).
 
     x_t, v_t [B, ...] of any float dtype; t a float or [B]. Returns [B, ...] in the promoted dtype,
     float32 or better. An item with t = 0 gives x_t back (its velocity must be finite).
@@ -24,7 +24,7 @@ def clean_estimate(x_t: Tensor, v_t: Tensor, t: float | Tensor) -> Tensor:
 
 
 def noise_estimate(x_t: Tensor, v_t: Tensor, t: float | Tensor) -> Tensor:
-    """The predicted noise x1_hat(t) = x_t + (1 - t) v_t (papers.md section 0).
+    """The predicted noise x1_hat(t) = x_t + (1 - t) v_t (docs/papers.md section 0).
 
     Shapes and dtypes as in `clean_estimate`.
     """
@@ -39,7 +39,7 @@ def refined_estimate(
 
         x <- x - (t / T') v(x, t_j),   t_j = t (T' - j) / T',   j = 0 .. T' - 1
 
-    Source: papers.md section 1 (b); the grid inside [t, 0] isn't stated there, uniform is our
+    Source: docs/papers.md section 1; the grid inside [t, 0] isn't stated there, uniform is our
     choice. x_t, v_t [B, ...] and t [B] (items may differ in t). The first substep reuses v_t =
     v(x_t, t), so `velocity_fn` is called T' - 1 times, with x in the promoted dtype and times in
     t's dtype; T' = 1 is Tweedie's estimate. Items with t = 0 give x_t back. Returns [B, ...] in the

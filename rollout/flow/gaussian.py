@@ -1,6 +1,6 @@
 """Log-probability and KL of Gaussian transitions.
 
-Every function reduces the latent dimensions by their MEAN, as all reference codes do (papers.md
+Every function reduces the latent dimensions by their MEAN, as all reference codes do (docs/papers.md
 section 0, "conventions that bite"): clip ranges and KL weights depend on that, so it's named here,
 in one place, and recorded in the trajectory's metadata.
 
@@ -25,7 +25,7 @@ def log_prob(x: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
 
         mean_d[ -(x_d - mean_d)^2 / (2 std^2) ] - log std - log(2 pi) / 2
 
-    Source: papers.md section 1 (b) and section 2 (b), Flow-GRPO's code.
+    Source: docs/papers.md section 1 and section 2, Flow-GRPO's code.
     """
     difference = _difference(x, mean)
     std = _positive(std, difference)
@@ -37,7 +37,7 @@ def log_prob(x: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
 def kl_exact(mean: Tensor, mean_ref: Tensor, std: float | Tensor) -> Tensor:
     """KL of two transitions with the same std, per dimension, [B]: mean_d[dmu_d^2] / (2 std^2).
 
-    Source: papers.md section 1 (b); section 2 (b), "KL paper", where std^2 = sigma_t^2 Dt.
+    Source: docs/papers.md section 1; section 2, "KL paper", where std^2 = sigma_t^2 Dt.
     """
     difference = _difference(mean, mean_ref)
     std = _positive(std, difference)
@@ -51,7 +51,7 @@ def kl_without_dt(
 
     std is that of the step (sigma_t sqrt(Dt)), dt = Dt = t - t' > 0 a float or [B]: the denominator
     holds the variance per unit of time, so the result is Dt times `kl_exact`, and its weight is
-    another beta. Source: papers.md section 2 (b), "KL code".
+    another beta. Source: docs/papers.md section 2, "KL code".
     """
     exact = kl_exact(mean, mean_ref, std)
     return exact * _positive(dt, exact).to(exact.dtype)
@@ -60,7 +60,7 @@ def kl_without_dt(
 def kl_velocity(v: Tensor, v_ref: Tensor) -> Tensor:
     """Half the mean squared difference of two velocities, [B]: mean_d[dv_d^2] / 2.
 
-    No kernel enters, so it's also defined where std = 0. Source: papers.md section 2 (f).
+    No kernel enters, so it's also defined where std = 0. Source: docs/papers.md section 2.
     """
     return 0.5 * _mean(_difference(v, v_ref).square())
 

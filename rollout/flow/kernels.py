@@ -1,6 +1,6 @@
 """Kernels: the Gaussian of one transition x_t -> x_t'.
 
-All are members of one family (papers.md section 0):
+All are members of one family (docs/papers.md section 0):
 
     x_t' = (1 - t') x0_hat + k x1_hat + s eps,   x0_hat = x_t - t v,   x1_hat = x_t + (1 - t) v
 
@@ -76,7 +76,7 @@ class Ode(KernelSettings):
 
 
 class FlowSde(KernelSettings):
-    """Flow-GRPO's SDE (papers.md section 2): sigma = eta sqrt(t / (1 - t)), s = sigma sqrt(Dt),
+    """Flow-GRPO's SDE (docs/papers.md section 2): sigma = eta sqrt(t / (1 - t)), s = sigma sqrt(Dt),
     k = t' - sigma^2 Dt / (2 t).
 
     In 1 - t, and nowhere else, t = 1 is replaced by second_time, as Flow-GRPO's code does. Taken
@@ -95,7 +95,7 @@ class FlowSde(KernelSettings):
 
 
 class DanceSde(KernelSettings):
-    """DanceGRPO's SDE (papers.md section 0): sigma = eta, s = eta sqrt(Dt), k = t' - eta^2 Dt / (2
+    """DanceGRPO's SDE (docs/papers.md section 0): sigma = eta, s = eta sqrt(Dt), k = t' - eta^2 Dt / (2
     t).
 
     Needs no special case at t = 1: first_step isn't read.
@@ -106,7 +106,7 @@ class DanceSde(KernelSettings):
 
 
 class Cps(KernelSettings):
-    """Coefficients-preserving sampling (papers.md section 4): s = t' sin(eta pi / 2),
+    """Coefficients-preserving sampling (docs/papers.md section 4): s = t' sin(eta pi / 2),
     k = t' cos(eta pi / 2), so k^2 + s^2 = t'^2. first_step isn't read.
 
     Raises ValueError when eta > 1, where no s <= t' exists.
@@ -120,7 +120,7 @@ class Cps(KernelSettings):
 
 
 class DdimSde(KernelSettings):
-    """Stepwise-Flow-GRPO's SDE (papers.md section 1): s = eta t' sqrt(1 - t), k = sqrt(t'^2 - s^2).
+    """Stepwise-Flow-GRPO's SDE (docs/papers.md section 1): s = eta t' sqrt(1 - t), k = sqrt(t'^2 - s^2).
 
     first_step = "clamp" replaces t by second_time where t is larger; "literal" keeps the paper's
     formula, whose first transition has std 0.
@@ -142,7 +142,7 @@ class DdimSde(KernelSettings):
 
 
 class Precise(KernelSettings):
-    """PRECISE (papers.md section 4, related): the exact transition of the linear SDE with x0_hat
+    """PRECISE (docs/papers.md section 4, related): the exact transition of the linear SDE with x0_hat
     frozen, rho = [t' (1 - t) / (t (1 - t'))]^(eta^2 / 2), k = t' rho, s = t' sqrt(1 - rho^2).
 
     At t = 1 rho is 0 (all noise is fresh) unless eta = 0; first_step isn't read.
@@ -187,7 +187,7 @@ def step_mean(
     """Mean of a transition, (1 - t') x0_hat + k x1_hat, [B, ...].
 
     x_t, v_t [B, ...] of any float dtype; t, t_next and k floats or [B]. Computed as
-    [(1 - t') + k] x_t + [(1 - t) k - (1 - t') t] v_t, the same expression (papers.md section 0),
+    [(1 - t') + k] x_t + [(1 - t) k - (1 - t') t] v_t, the same expression (docs/papers.md section 0),
     with the brackets in float64 and the rest in the promoted dtype, float32 or better.
     """
     assert x_t.shape == v_t.shape, f"{tuple(x_t.shape)} and {tuple(v_t.shape)} differ"
@@ -217,7 +217,7 @@ def sensitivity(
     """w = |d mean / d v| / s = |(1 - t) k - (1 - t') t| / s, of the shape of its arguments.
 
     How strongly the log-ratio answers to the velocity: log-ratio = -(w dv . eps) - (w dv)^2 / 2
-    (papers.md sections 0 and 15). std must be positive.
+    (docs/papers.md section 0). std must be positive.
     """
     return abs((1 - t) * noise_coefficient - (1 - t_next) * t) / std
 

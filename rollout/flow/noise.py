@@ -50,7 +50,7 @@ def initial_noise(
 ) -> Tensor:
     """x_T of one trajectory, float32 of `shape` (no batch dimension).
 
-    shared: all samples of the group get the same one (papers.md section 1: the gains then telescope
+    shared: all samples of the group get the same one (docs/papers.md section 1: the gains then telescope
     to the final reward minus a constant of the group).
     """
     counters = (group_id,) if shared else (group_id, sample)

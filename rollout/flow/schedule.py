@@ -10,7 +10,7 @@ def shifted_times(num_steps: int, shift: float, num_train_timesteps: int = 1000)
         u_i = linspace(1, t_min, T),   t_i = shift u_i / (1 + (shift - 1) u_i),   t_T = 0
         t_min = shift / (num_train_timesteps + shift - 1)
 
-    Source: papers.md section 0 (SD3.5-M's ten numbers at T = 10, shift 3). Note that t_min is
+    Source: docs/papers.md section 0 (SD3.5-M's ten numbers at T = 10, shift 3). Note that t_min is
     already shifted and is shifted again. Cast to float32 the result equals, to the bit, the sigmas
     of diffusers' FlowMatchEulerDiscreteScheduler(shift=shift).set_timesteps(num_steps): so t_min is
     rounded through float32 and the grid is laid in units of train timesteps, as it does.

@@ -14,7 +14,9 @@ from benchmarks.shapes_model.export import load_exported
 from benchmarks.shapes_model.networks import caption_ids
 from benchmarks.shapes_model.scores import noise_of_line, sample_images
 from rewards.shapes.grammar import CATEGORIES, all_records
+from rewards.shapes.renderer import RELATION_AXIS
 from rewards.shapes.reward import ShapesReward
+from rewards.shapes.verifier import judge
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "model" / "shapes"
@@ -41,14 +43,45 @@ def _sample(pipeline, prompts, seed, **more):
     ).images
 
 
+def _facts_right(record, seen):
+    """Are classes, counts, colours and the relation right, however well the objects are drawn?"""
+    wanted = [item["class"] for item in record["include"] for _ in range(item["count"])]
+    if sorted(wanted) != sorted(s.shape for s in seen) or "unnamed" in {s.color for s in seen}:
+        return False
+    by_class = {s.shape: s for s in seen}
+    for item in record["include"]:
+        own = by_class[item["class"]]
+        if own.color != item.get("color", own.color):
+            return False
+        if "position" in item:
+            relation, target = item["position"]
+            axis, sign = RELATION_AXIS[relation]
+            boxes = by_class[record["include"][target]["class"]].box, own.box
+            target_middle, middle = (box[axis] + box[axis + 2] / 2 for box in boxes)
+            if sign * (target_middle - middle) <= 0:
+                return False
+    return True
+
+
+def _area_under_curve(values, right):
+    num_right, num_wrong = right.sum(), (~right).sum()
+    rank_sum = rankdata(values)[right].sum() - num_right * (num_right + 1) / 2
+    return rank_sum / (num_right * num_wrong)
+
+
 @pytest.fixture(scope="module")
 def scored(pipeline):
-    """(strict, graded) of 207 held-out lines, by plain diffusers."""
+    """(strict, graded, facts right) of 207 held-out lines, by plain diffusers."""
     records = [json.loads(line) for line in EVAL_FILE.read_text().splitlines()][::8] * 3
     prompts = [record["prompt"] for record in records]
     images = (_sample(pipeline, prompts, seed=0) * 255).round().astype(np.uint8)
-    answer = ShapesReward()(images, prompts, records)
-    return answer["shapes_strict"], answer["shapes"]
+    verdicts = judge(images, records)
+    facts = [_facts_right(r, v.seen) for r, v in zip(records, verdicts, strict=True)]
+    return (
+        np.array([v.strict for v in verdicts]),
+        np.array([v.graded for v in verdicts]),
+        np.array(facts),
+    )
 
 
 def test_folder_is_small_and_holds_float16_safetensors_only():
@@ -117,22 +150,26 @@ def test_the_script_samples_as_the_pipeline_does(pipeline):
 
 
 def test_score_is_decent_and_improvable(scored):
-    strict, graded = scored
+    strict, graded, _ = scored
     assert 0.25 <= strict.mean() <= 0.75
     assert 0.4 <= graded.mean() <= 0.95
 
 
 def test_graded_separates_strictly_right_from_wrong(scored):
-    strict, graded = scored
-    right = strict == 1
-    num_right, num_wrong = right.sum(), (~right).sum()
-    rank_sum = rankdata(graded)[right].sum() - num_right * (num_right + 1) / 2
-    assert rank_sum / (num_right * num_wrong) >= 0.9
+    strict, graded, _ = scored
+    assert _area_under_curve(graded, strict) >= 0.9
+
+
+def test_graded_separates_right_facts_from_wrong_ones(scored):
+    """The honest form of the line above: these facts know nothing of the graded score."""
+    strict, graded, facts = scored
+    assert facts[strict].all()
+    assert _area_under_curve(graded, facts) >= 0.9
 
 
 def test_wrong_samples_still_differ_in_grade(scored):
-    strict, graded = scored
-    wrong = graded[strict == 0]
+    strict, graded, _ = scored
+    wrong = graded[~strict]
     assert wrong.std() > 0.1
     assert len(np.unique(wrong.round(6))) > 0.8 * len(wrong)
 

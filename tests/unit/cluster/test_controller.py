@@ -21,14 +21,18 @@ SETTINGS = [
 ]
 
 
-def controller_of(tmp_path, *overrides, num_workers=2, seed=0, records=None):
+def controller_of(tmp_path, *overrides, num_workers=2, seed=0, consumed=0, on_iteration=None):
     config = load("configs/quickstart.toml", [*SETTINGS, *overrides])
     plan = make_plan(config.sampling, shifted_times(config.sampling.num_steps, 3.0), "all")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
     backend = FakeBackend(plan, num_workers, seed)
-    seen = [] if records is None else records
-    return Controller(config, plan, backend, PromptSource(prompts), seen.append), backend, seen
+    backend.version = consumed
+    seen = []
+    controller = Controller(
+        config, plan, backend, PromptSource(prompts), on_iteration or seen.append, consumed
+    )
+    return controller, backend, seen
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -92,3 +96,36 @@ def test_the_run_stops_when_weights_arrive_nowhere(tmp_path):
     backend.broken_workers = {0, 1}
     with pytest.raises(WeightsNeverArrived, match="no rollout worker holds policy version 0"):
         controller.run()
+
+
+def test_a_resumed_run_trains_the_rest(tmp_path):
+    controller, backend, records = controller_of(tmp_path, consumed=2)
+    controller.run()
+    assert backend.trained == [[(4 * b + i, b) for i in range(4)] for b in (2, 3)]
+    assert [record.iteration for record in records] == [3, 4]
+
+
+def test_a_loop_that_runs_dry_is_an_error_and_not_a_finished_run(tmp_path):
+    # with a lag, batch 2 needs version 1, which a resumed store does not hold
+    controller, _, _ = controller_of(tmp_path, "run.max_policy_lag=1", consumed=2)
+    with pytest.raises(AssertionError, match="the loop ran dry after 2 of 4 batches"):
+        controller.run()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_no_worker_idles_while_another_gets_its_second_call(tmp_path, num_workers, seed):
+    settings = ["rollout.slices_per_call=1", "rollout.samples_per_slice=2"]
+    controller, backend, _ = controller_of(tmp_path, *settings, num_workers=num_workers, seed=seed)
+    controller.run()
+    assert backend.idle_at_second_call == []
+    assert sum(backend.calls.values()) == 0
+
+
+def test_a_checkpoint_in_flight_is_awaited(tmp_path):
+    def on_iteration(record):
+        return backend.save_checkpoint(f"step {record.iteration}", {})
+
+    controller, backend, _ = controller_of(tmp_path, on_iteration=on_iteration)
+    controller.run()
+    assert sorted(backend.checkpoints) == [f"step {n}" for n in (1, 2, 3, 4)]

@@ -91,11 +91,13 @@ def test_a_constant_reward_stops_the_run_and_one_varying_group_is_enough():
 
 
 def test_a_few_drops_pass_and_many_stop_the_run_with_the_last_failure():
-    buffer = TrajectoryBuffer(groups_per_batch=16, max_policy_lag=0, num_batches=10, consumed=1)
+    buffer = TrajectoryBuffer(groups_per_batch=16, max_policy_lag=1, num_batches=10)
+    while buffer.admit() is not None:
+        pass
     failure = RewardFailure(
         kind=FailureKind.NON_FINITE, reward="r", message="nan at 3", num_images=4
     )
-    check_drops(8, buffer, failure)  # a quarter of the 32 groups up to the present batch
+    check_drops(8, buffer, failure)  # a quarter of the 32 groups admitted
     with pytest.raises(
         GateError, match=r"9 groups were dropped because reward 'r' failed.*non_finite.*nan at 3"
     ):
