@@ -3,26 +3,32 @@
     python -m benchmarks.comparison --seeds 0 1 2 --iterations 40
 
 Every run is the ordinary command line, two of them side by side on one thread each; finished runs
-are skipped and interrupted ones continued, so it may be stopped and started again. Writes
-docs/comparison.md and docs/images/comparison.png; what people wrote into the document stays.
+are skipped and interrupted ones continued, so it may be stopped and started again. A run folder that
+was made with other settings (iterations, config, model or prompt files) is removed and its run made
+anew. Writes docs/comparison.md and docs/images/comparison.png; what people wrote into the document
+stays.
 """
 
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from benchmarks.comparison_plot import ArmRun, draw
 from benchmarks.comparison_table import document
 from benchmarks.marked_section import write_marked
-from cluster.run_folder import SUMMARY, read_optional, read_run
+from cluster.config import ConfigError, RunConfig, load
+from cluster.open_run import settings_that_count
+from cluster.run_folder import CONFIG, ENVIRONMENT, SUMMARY, read_optional, read_run
 
-CONFIG = "configs/quickstart.toml"
+SHIPPED = "configs/quickstart.toml"
 ARMS = {
     "outcome-flow_sde": ('credit.rule="outcome"', 'sampling.kernel="flow_sde"'),
     "outcome-ddim_sde": ('credit.rule="outcome"', 'sampling.kernel="ddim_sde"'),
@@ -36,6 +42,14 @@ ARMS = {
 }
 """What tells the arms apart; everything else is the config's. `-5` is T' = 5."""
 ONE_THREAD = ("rollout.num_workers=1", "rollout.threads_per_worker=1", "learner.threads_per_rank=1")
+WHERE: dict[str, Any] = {
+    "run": {"dir", "resume", "checkpoint_every", "keep_checkpoints"},
+    "model": {"path"},
+    "prompts": {"path"},
+    "evaluation": {"path"},
+}
+"""Settings in which a folder may differ from the run that is wanted. Files count by content."""
+CONTENT = ("model.content", "prompts.content", "evaluation.content")
 SKELETON = """# The comparison: credit and kernel
 
 {generated}
@@ -75,10 +89,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; `argv` as given is kept for the document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.comparison", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--config", default=SHIPPED)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=None, help="default: the config's")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument(
+        "--every", type=int, default=10, help="iterations between evaluations; 0: before and after"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--runs", type=Path, default=Path("runs/comparison"))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
@@ -100,7 +117,8 @@ def command(arm: str, seed: int, args: argparse.Namespace) -> list[str]:
     length = [] if args.iterations is None else [f"run.num_iterations={args.iterations}"]
     where = [f'run.dir="{folder(arm, seed, args)}"', 'run.resume="auto"']
     named = [f'run.name="{arm}"', f"run.seed={seed}"]
-    overrides = [*named, *where, *length, *ONE_THREAD, *ARMS[arm], *args.settings]
+    held_out = [f"evaluation.every={args.every}"]
+    overrides = [*named, *where, *length, *held_out, *ONE_THREAD, *args.settings, *ARMS[arm]]
     return ["python", "-m", "cluster", "train", args.config, *overrides]
 
 
@@ -109,8 +127,39 @@ def finished(run_dir: Path) -> bool:
     return read_optional(run_dir, SUMMARY).get("status") == "finished"
 
 
+def differences(run_dir: Path, wanted: RunConfig) -> list[str]:
+    """What tells the run in `run_dir` from the one that is wanted, a line each; none for a new folder."""
+    if not (run_dir / CONFIG).is_file():
+        return []
+    kept = read_optional(run_dir, ENVIRONMENT).get("settings", {})
+    try:
+        old = settings(load(run_dir / CONFIG), kept)
+    except ConfigError as error:
+        return [f"its config can't be read any more: {error}"]
+    new = settings(wanted, settings_that_count(wanted))
+    return [
+        f"{key}: was {old.get(key)!r}, now {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def settings(config: RunConfig, contents: dict[str, Any]) -> dict[str, Any]:
+    """All settings by dotted key but WHERE, and the digests of the files that they name."""
+    tables = config.model_dump(mode="json", exclude=WHERE)
+    flat = {
+        f"{section}.{key}": value
+        for section, table in tables.items()
+        for key, value in table.items()
+    }
+    return flat | {key: contents.get(key) for key in CONTENT}
+
+
 def run_one(run_dir: Path, words: Sequence[str]) -> bool:
     """Run one command to its end, output into a log beside the run folder; true when it failed."""
+    if changed := differences(run_dir, load(words[4], list(words[5:]))):
+        print(f"{run_dir}: removed, made with other settings\n  " + "\n  ".join(changed))
+        shutil.rmtree(run_dir)
     if finished(run_dir):
         print(f"{run_dir}: finished before")
         return False

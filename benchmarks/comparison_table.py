@@ -19,9 +19,16 @@ PAIRS = (
 
 ABOUT_CURVES = (
     "Lines are means over seeds, bands and bars reach from the lowest to the highest seed. Arms "
-    "are named credit rule, kernel, and T' where it is not 1. Seconds are those of the training "
-    "iterations (no start-up, no evaluation), on one thread per process and with as many runs side "
-    "by side as the command says."
+    "are named credit rule, kernel, and T' where it is not 1; everything else is equal. (The "
+    "config's normaliser, joint, is Flow-GRPO's per-group one under the outcome rule, where all "
+    "steps of a trajectory carry the same credit.) Seconds are those of the training iterations (no "
+    "start-up, no evaluation), on one thread per process and with as many runs side by side as the "
+    "command says."
+)
+ABOUT_COST = (
+    "Of one run, mean over the seeds. Images, network calls (latents that went through the network, "
+    "rollout and learner) and reward calls are those of the training; so are the seconds, with their "
+    "range over the seeds. Start-up, evaluations and export come on top of them in the last column."
 )
 ABOUT_GAINED = (
     "Held-out score after training minus before, on the same {lines} lines ({prompts} prompts) "
@@ -44,6 +51,9 @@ def document(runs: Sequence[ArmRun], commands: Sequence[str], example: Sequence[
         "## What each arm gained",
         ABOUT_GAINED.format(**names),
         *(f"### {score}\n\n{gained_table(runs, column)}" for score, column in columns.items()),
+        "## What each arm cost",
+        ABOUT_COST,
+        cost_table(runs),
         "## How the arms differ",
         "Score after training, first arm minus second, paired by seed and line.",
         *(f"### {score}\n\n{pair_table(runs, column)}" for score, column in columns.items()),
@@ -66,13 +76,31 @@ def score_columns(runs: Sequence[ArmRun]) -> dict[str, str]:
 
 
 def gained_table(runs: Sequence[ArmRun], column: str) -> str:
-    """Paired difference of every arm, with what the arm cost."""
-    header = ["arm", "after - before", "by seed", "images", "network calls", "seconds"]
+    """Paired difference of every arm."""
     rows = []
     for arm, members in by_arm(runs).items():
-        spent = [np.mean([run.spent(axis)[-1] for run in members]) for axis in AXES]
         estimate, seeds = difference(members, members, column, ("before", "after"))
-        rows.append([arm, signed(estimate), by_seed(seeds), *(f"{value:,.0f}" for value in spent)])
+        rows.append([arm, signed(estimate), by_seed(seeds)])
+    return table(["arm", "after - before", "by seed"], rows)
+
+
+def cost_table(runs: Sequence[ArmRun]) -> str:
+    """Counts and seconds of every arm, as the summaries of its runs give them."""
+    counted = ("images", "network_calls", "reward_calls")
+    header = ["arm", "runs", *(name.replace("_", " ") for name in counted)]
+    header += ["seconds of training", "images/s", "seconds in all"]
+    rows = []
+    for arm, members in by_arm(runs).items():
+        summaries = [run.run.summary for run in members]
+        counts = [np.mean([summary["counts"][name] for summary in summaries]) for name in counted]
+        training, total = (
+            np.array([summary["seconds"][name] for summary in summaries])
+            for name in ("training", "total")
+        )
+        seconds = f"{training.mean():,.0f} [{training.min():,.0f}, {training.max():,.0f}]"
+        rate = counts[0] / training.mean()
+        row = [arm, str(len(members)), *(f"{count:,.0f}" for count in counts), seconds]
+        rows.append([*row, f"{rate:.1f}", f"{total.mean():,.0f}"])
     return table(header, rows)
 
 

@@ -73,6 +73,7 @@ def seal(group: OpenGroup, weights: dict[str, float], num_states: int, shared: b
     for samples, states, columns in group.scores:
         for name, values in columns.items():
             table = parts.setdefault(name, np.full((num_samples, num_states), np.nan))
+            assert np.isnan(table[samples, states]).all(), f"two rewards fill column {name!r}"
             table[samples, states] = values
     for table in parts.values():
         scored_initial = ~np.isnan(table[:, 0])

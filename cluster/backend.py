@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learner.stats import LearnerStats
 from rewards.base import RewardFailure, RewardValues
-from rollout.records import EvaluationImages, SliceRequest, WeightReport
+from rollout.records import SliceRequest
 from rollout.stats import RolloutStats
 
 Future = Hashable
@@ -126,19 +125,3 @@ class Backend(Protocol):
     def store(self, data: Any) -> Handle:
         """Put data, owned by the controller, where every actor can read it."""
         ...
-
-
-__all__ = [
-    "Backend",
-    "EvaluationImages",
-    "Future",
-    "Handle",
-    "LearnerStats",
-    "RewardFailure",
-    "RewardValues",
-    "RolloutStats",
-    "SampleAnswer",
-    "ScoreAnswer",
-    "WeightReport",
-    "WeightsAnswer",
-]

@@ -36,7 +36,11 @@ MANIFEST, WEIGHTS, OPTIMIZER, EMA = (
     "optimizer.safetensors",
     "ema.safetensors",
 )
+FIELDS = ("policy_version", "optimizer_step", "identity", "config_digest", "state")
+"""What a manifest holds beside its format and files."""
 NAME = re.compile(r"step_\d{6,}")
+LEFTOVER = re.compile(r"\.step_\d{6,}\.(\d+)\.(partial|old)")
+"""The hidden folders of a save under way; the number is the saving process."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter."""
 
@@ -153,6 +157,9 @@ def check(folder: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{folder} is damaged: the checksum of {name} is not the manifest's"
             )
+    lacking = [name for name in FIELDS if name not in manifest]
+    if lacking:
+        raise CheckpointError(f"{path} is damaged: it has no {', '.join(lacking)}")
     return manifest
 
 
@@ -171,13 +178,32 @@ def latest(directory: Path) -> Path | None:
 
 def prune(directory: Path, keep: int) -> list[Path]:
     """Remove all checkpoints but the newest `keep`, damaged or not, and return what was removed.
-    ValueError: keep < 1."""
+    ValueError: keep < 1.
+
+    Sweeps, too, what killed processes left of their saves; that of a process which lives (on this
+    machine) stays. Not for calls during a save by another machine.
+    """
     if keep < 1:
         raise ValueError(f"keep = {keep} must be >= 1")
     removed = _newest_first(directory)[keep:]
     for folder in removed:
         shutil.rmtree(folder)
+    for folder in directory.glob(".step_*"):
+        leftover = LEFTOVER.fullmatch(folder.name)
+        if leftover and not _is_alive(int(leftover[1])):
+            shutil.rmtree(folder, ignore_errors=True)
     return removed
+
+
+def _is_alive(process: int) -> bool:
+    """Whether this machine runs a process of that number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def _newest_first(directory: Path) -> list[Path]:

@@ -74,7 +74,8 @@ def is_on_policy(batch: CreditBatch, version: int) -> bool:
     if max(versions) > version:
         raise ValueError(
             f"a group was sampled with policy version {max(versions)}, the learner is at {version}: "
-            "it belongs to another run, or the learner was rolled back"
+            "it belongs to another run (train on recorded groups with recorded=True), or the learner "
+            "was rolled back"
         )
     return versions == {version}
 

@@ -186,11 +186,6 @@ class Engine:
         if self._stage in (1, 2):
             getattr(self._engine.optimizer, "averaged_gradients", {}).clear()
 
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps to come."""
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = lr
-
     def gradients(self) -> dict[str, Tensor]:
         """Return the whole gradient between the update's last backward and its step: float32 on the
         CPU, rank 0's."""

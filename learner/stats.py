@@ -11,7 +11,7 @@ class LearnerStats:
     """That the batch was sampled with (the oldest, if several)."""
     on_policy: bool
     """Whether all groups were sampled with the weights that the step began from; then the ratio
-    gate was applied."""
+    gate was applied. Never for recorded groups."""
     loss: float
     """Objective and weighted KL, mean over transitions, mean over updates."""
     kl: float
@@ -20,8 +20,8 @@ class LearnerStats:
     ratio_max_deviation: float
     """Largest |ratio - 1| of all updates."""
     max_abs_log_ratio: float
-    """Largest |log ratio| of the first update, before any step: the mismatch of rollout and
-    learner."""
+    """Largest |log ratio| of the first update, before any step. If on_policy, that is the mismatch
+    of rollout and learner; else it also holds how far the weights have moved."""
     clipped_frac: float
     grad_norm: list[float]
     """Of each update, before clipping."""
@@ -44,4 +44,4 @@ class LearnerStats:
     num_padding_calls: int
     """Further ones, in rows that only fill up a micro-batch."""
     seconds: dict[str, float]
-    """Of rank 0, by phase: read, credit, load, reference, accumulate, optimizer, ema."""
+    """Of rank 0, by phase: credit, load, reference, accumulate, optimizer, ema."""

@@ -107,15 +107,17 @@ class LearnerWorker:
 
     # training
 
-    def step(self, groups: Sequence[RecordBatch]) -> LearnerStats:
+    def step(self, groups: Sequence[RecordBatch], *, recorded: bool = False) -> LearnerStats:
         """Train on one batch of sealed groups; the policy version rises by one.
 
-        Raises RatioGateError on an on-policy batch whose ratio isn't 1, NonFiniteLoss (the batch is
-        dumped first), and ValueError when the groups don't fit together or this learner.
+        recorded: the groups come from another run's files, so their policy versions say nothing
+        about this learner's weights: never on-policy, any version is taken, no gate. Raises
+        RatioGateError on an on-policy batch whose ratio isn't 1, NonFiniteLoss (the batch is dumped
+        first), and ValueError when the groups don't fit together or this learner.
         """
-        phases = Phases()
+        phases = Phases(self.engine.device)
         work = self._prepare(groups, self.config.updates_per_batch, phases)
-        on_policy = is_on_policy(work.batch, self.version)
+        on_policy = not recorded and is_on_policy(work.batch, self.version)
         totals: list[UpdateTotals] = []
         norms: list[float] = []
         for number in range(len(work.updates)):
@@ -145,7 +147,7 @@ class LearnerWorker:
     def gradient(self, groups: Sequence[RecordBatch]) -> dict[str, Tensor]:
         """Return the gradient of the whole batch, as one update, at the present weights and before
         clipping; step nothing. float32 on the CPU by name; {} on other ranks than 0. No gate."""
-        work = self._prepare(groups, 1, Phases())
+        work = self._prepare(groups, 1, Phases(self.engine.device))
         self._accumulate(work, 0)
         found = self.engine.gradients()
         self.engine.discard_gradients()
@@ -220,10 +222,6 @@ class LearnerWorker:
         tensors = {name: tensor.to(self.engine.dtypes[name]) for name, tensor in found.items()}
         return self.version, tensors, checksum(tensors) if tensors else ""
 
-    def ema_weights(self) -> Weights:
-        """Return the averaged weights, as `weights` does."""
-        return self.weights("ema")
-
     def export(self, folder: str, kind: WeightKind) -> None:
         """Write the trained weights in diffusers' format: a LoRA, or after full fine-tuning a whole
         pipeline folder."""
@@ -257,8 +255,8 @@ class LearnerWorker:
         """Go on from `folder`, written under any number of ranks and ZeRO stage; return the
         caller's state.
 
-        Raises CheckpointError when the folder is damaged or belongs to another adapter or model.
-        An average that the checkpoint lacks starts at its weights.
+        Raises CheckpointError when the folder is damaged, or its adapter or its tensors' names
+        aren't this learner's. An average that the checkpoint lacks starts at its weights.
         """
         found = checkpoint.load(Path(folder))
         if found.identity != self._identity():
@@ -269,7 +267,7 @@ class LearnerWorker:
             self.engine.load_full_tensors(found.weights)
             self.engine.load_optimizer_state(found.optimizer)
         except ValueError as error:
-            raise CheckpointError(f"{folder} doesn't fit this model: {error}") from error
+            raise CheckpointError(f"{folder} doesn't fit this learner: {error}") from error
         if self._ema is not None and self.rank == 0:
             self._ema.restart(found.ema or found.weights)
         self.version = found.policy_version

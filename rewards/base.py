@@ -41,7 +41,7 @@ class Reward(Protocol):
         Args:
             images: uint8 [B, H, W, 3], RGB, read-only (copy before changing).
             prompts: [B].
-            metadata: [B]; the prompt lines' other fields.
+            metadata: [B]; the prompt lines' other fields, a shallow copy for each image.
 
         Returns:
             Columns, each float64 [B] and finite. The one called `name` is trained on; further ones
@@ -101,12 +101,15 @@ def evaluate_checked(reward: Reward, call: RewardCall) -> RewardValues | RewardF
     """
     images = call.images.view()
     images.flags.writeable = False
+    metadata = [dict(entry) for entry in call.metadata]  # a group's images share one; so does a retry
     try:
-        answer = cast(object, reward(images, list(call.prompts), list(call.metadata)))
+        answer = cast(object, reward(images, list(call.prompts), metadata))
         return RewardValues(columns=_checked_columns(reward.name, answer, call))
     except _BadAnswer as error:
         kind, message = error.kind, str(error)
-    except (Exception, SystemExit):  # supervision boundary: a plug-in's code may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # supervision boundary: a plug-in's code may raise anything
         kind, message = FailureKind.EXCEPTION, traceback.format_exc()
     return RewardFailure(kind=kind, reward=reward.name, message=message, num_images=call.num_images)
 

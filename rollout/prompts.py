@@ -1,6 +1,7 @@
-"""Training prompts from a JSONL file, by index, in a seeded order that changes each epoch."""
+"""Prompts from a JSONL file, by index, in a seeded order that changes each epoch."""
 
 import json
+from codecs import BOM_UTF8
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,16 @@ from typing import Any
 class PromptSource:
     """Prompts by group index: group i gets the (i mod n)-th prompt of epoch (i div n)'s order.
 
-    The order is a function of (seed, epoch) alone, so a cursor is one integer and `at` is random
-    access. Example line: {"prompt": "a photo of two red circles", "tag": "counting", "include":
-    [...]}
+    The order is a function of (seed, epoch) alone, so `at` is random access and a run needs no
+    state of it. Example line:
+    {"prompt": "a photo of two red circles", "tag": "counting", "include": [...]}
     """
 
     def __init__(self, path: str | Path, shuffle: bool = True, seed: int = 0) -> None:
-        """Read the whole file; ValueError when it is missing, empty, or has a malformed line (with
-        its number)."""
-        self._path, self._shuffle, self._seed = Path(path), shuffle, seed
-        self._lines, self._digest = _read(self._path)
-        self._cursor = 0
+        """Read the whole file, UTF-8 with or without a byte order mark; ValueError when it is
+        missing, empty, or has a malformed line (with its number)."""
+        self._shuffle, self._seed = shuffle, seed
+        self._lines = _read(Path(path))
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:
@@ -39,25 +39,6 @@ class PromptSource:
         prompt, metadata = self._lines[place]
         return prompt, dict(metadata)
 
-    def next(self) -> tuple[str, dict[str, Any]]:
-        """Return the prompt under the cursor and move it on."""
-        self._cursor += 1
-        return self.at(self._cursor - 1)
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold: the cursor, and the file's digest to notice another
-        file by."""
-        return {"cursor": self._cursor, "digest": self._digest}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`; ValueError when the prompt file has changed since."""
-        if state["digest"] != self._digest:
-            raise ValueError(
-                f"prompt file {self._path} has changed since the checkpoint; "
-                "put the old file back, or start a new run"
-            )
-        self._cursor = int(state["cursor"])
-
     def _shuffled(self, epoch: int) -> list[int]:
         """Order by a hash of (seed, epoch, line), which no library's version can change."""
 
@@ -67,22 +48,29 @@ class PromptSource:
         return sorted(range(len(self)), key=key)
 
 
-def _read(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-    """Return the (prompt, metadata) of every line that isn't blank, and the file's digest."""
+def _read(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the (prompt, metadata) of every line that isn't blank."""
     if not path.is_file():
-        raise ValueError(f"prompt file {path} does not exist; set prompts.path to a JSONL file")
-    content = path.read_bytes()
+        raise ValueError(f"prompt file {path} does not exist; give a JSONL file")
+    content = path.read_bytes().removeprefix(BOM_UTF8)
     lines = [
         _parse(path, number, line)
-        for number, line in enumerate(content.decode().split("\n"), start=1)
+        for number, line in enumerate(content.split(b"\n"), start=1)
         if line.strip()
     ]
     if not lines:
         raise ValueError(f"prompt file {path} is empty; it needs one JSON object a line")
-    return lines, blake2b(content, digest_size=16).hexdigest()
+    return lines
 
 
-def _parse(path: Path, number: int, line: str) -> tuple[str, dict[str, Any]]:
+def _parse(path: Path, number: int, content: bytes) -> tuple[str, dict[str, Any]]:
+    try:
+        line = content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}, line {number}: byte {content[error.start]:#04x} at column {error.start + 1} "
+            f"isn't UTF-8 ({error.reason}): {content[:80]!r}"
+        ) from None
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:

@@ -30,11 +30,18 @@ class Path:
 
 
 @torch.no_grad()
-def sample(velocity_fn: VelocityFn, x_T: Tensor, plan: StepPlan, noise_fn: NoiseFn) -> Path:
+def sample(
+    velocity_fn: VelocityFn,
+    x_T: Tensor,
+    plan: StepPlan,
+    noise_fn: NoiseFn,
+    first_velocity: Tensor | None = None,
+) -> Path:
     """Walk from x_T [B, *latent_shape] (float32) to the clean latents: velocity -> kernel -> next
     state.
 
-    velocity_fn(x [B, ...], t [B] float32) -> v [B, ...].
+    velocity_fn(x [B, ...], t [B] float32) -> v [B, ...]. first_velocity [B, ...], that at x_T, if
+    the caller has it already.
     """
     num_steps, batch = plan.num_steps, len(x_T)
     states = x_T.new_empty((num_steps + 1, *x_T.shape))
@@ -43,7 +50,10 @@ def sample(velocity_fn: VelocityFn, x_T: Tensor, plan: StepPlan, noise_fn: Noise
     states[0] = x_T
     for i in range(num_steps):
         x_t, t, t_next, std = states[i], plan.times[i], plan.times[i + 1], plan.std[i]
-        velocities[i] = velocity_fn(x_t, x_t.new_full((batch,), t))
+        if i == 0 and first_velocity is not None:
+            velocities[i] = first_velocity
+        else:
+            velocities[i] = velocity_fn(x_t, x_t.new_full((batch,), t))
         mean = step_mean(x_t, velocities[i], t, t_next, plan.noise_coefficient[i])
         if std > 0:
             states[i + 1] = step(mean, std, noise_fn(i).to(mean.device))

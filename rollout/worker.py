@@ -123,14 +123,12 @@ class RolloutWorker:
         num_steps: int,
         guidance_scale: float = 1.0,
         noise_seed: int = 0,
-        weights: Mapping[str, Tensor] | None = None,
     ) -> EvaluationImages:
         """Make one image a prompt along the ODE, from the initial latent that (noise_seed,
         noise_ids[i]) names.
 
         The noise depends on nothing else, so two models can be compared on equal terms; no training
-        noise equals it. weights stand in for the loaded ones during this call. Raises ValueError
-        when prompts and noise_ids differ in number, or as `load_weights` does.
+        noise equals it. Raises ValueError when prompts and noise_ids differ in number.
         """
         if len(prompts) != len(noise_ids) or not prompts:
             raise ValueError(
@@ -141,12 +139,11 @@ class RolloutWorker:
         latents = torch.stack([initial_noise(shape, seed, i, 0, shared=True) for i in noise_ids])
         stats = RolloutStats(num_images=len(prompts), num_transitions=num_steps * len(prompts))
         images = []
-        with self._substituted(weights):
-            for begin in range(0, len(prompts), self.settings.estimate_batch):
-                part = slice(begin, begin + self.settings.estimate_batch)
-                images.append(
-                    self._evaluate(prompts[part], latents[part], num_steps, guidance_scale, stats)
-                )
+        for begin in range(0, len(prompts), self.settings.estimate_batch):
+            part = slice(begin, begin + self.settings.estimate_batch)
+            images.append(
+                self._evaluate(prompts[part], latents[part], num_steps, guidance_scale, stats)
+            )
         return EvaluationImages(
             images=np.concatenate(images), initial_latents=latents.numpy(), stats=stats
         )
@@ -192,20 +189,24 @@ class RolloutWorker:
                 )
 
     def _sample(self, rows: Rows, per_slice: Conditioning, conditioning: Conditioning) -> Path:
-        shape, shared = self.family.latent_shape, self.plan.shared_initial_noise
+        shape, plan = self.family.latent_shape, self.plan
+        shared = plan.shared_initial_noise
 
         def noise_fn(step: int) -> Tensor:
             drawn = [step_noise(shape, self.run_seed, g, i, step) for g, i in rows.identities]
             return torch.stack(drawn)
 
         def velocity_fn(x: Tensor, t: Tensor) -> Tensor:
-            if shared and t[0] == self.plan.times[0]:  # all rows of a slice are equal here
-                first = rows.first_rows
-                return self._policy(x[first], t[first], per_slice)[rows.slice_index]
             return self._policy(x, t, conditioning)
 
-        x_T = [initial_noise(shape, self.run_seed, g, i, shared) for g, i in rows.identities]
-        return sample(velocity_fn, torch.stack(x_T).to(self.device), self.plan, noise_fn)
+        drawn = [initial_noise(shape, self.run_seed, g, i, shared) for g, i in rows.identities]
+        x_T = torch.stack(drawn).to(self.device)
+        first_velocity = None
+        if shared:  # all rows of a slice are equal at x_T: one velocity for each slice
+            x = x_T[rows.first_rows]
+            t = x.new_full((len(x),), plan.times[0])
+            first_velocity = self._policy(x, t, per_slice)[rows.slice_index]
+        return sample(velocity_fn, x_T, plan, noise_fn, first_velocity)
 
     def _estimates(
         self, path: Path, states: Tensor, rows: Tensor, conditioning: Conditioning
@@ -218,11 +219,26 @@ class RolloutWorker:
         return clean_estimates(velocity_of, path, self.plan, states, rows, max_batch)
 
     def _decode(self, latents: Tensor) -> np.ndarray:
-        """uint8 [P, H, W, 3], in batches of at most estimate_batch."""
+        """uint8 [P, H, W, 3], in batches of at most estimate_batch. RuntimeError when a latent or an
+        image isn't finite."""
         on_cpu = self.device.type == "cpu"
         batch = min(self.settings.estimate_batch, CPU_DECODE_BATCH if on_cpu else len(latents))
-        parts = latents.split(batch)
-        return np.concatenate([to_uint8(self.family.decode(part)) for part in parts])
+        self._check_finite("latents", latents)
+        images = []
+        for part in latents.split(batch):
+            decoded = self.family.decode(part)
+            self._check_finite("images", decoded)
+            images.append(to_uint8(decoded))
+        return np.concatenate(images)
+
+    def _check_finite(self, what: str, values: Tensor) -> None:
+        """A NaN would become black pixels, which a reward scores like any others."""
+        if bool(values.isfinite().all()):
+            return
+        raise RuntimeError(
+            f"policy version {self.version} gives {what} that are not finite: look for weights that "
+            "grew (learner.lr too large), or a model.dtype that overflows (float16)"
+        )
 
     def _record(
         self, rows: Rows, path: Path, per_slice: Conditioning, previews: Previews
@@ -259,20 +275,6 @@ class RolloutWorker:
             embedding_dtype=self.settings.embedding_dtype,
             embedding_shapes={name: tuple(value.shape[1:]) for name, value in named.items()},
         )
-
-    @contextmanager
-    def _substituted(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-        """Put `weights` into the network inside the block, if any are given."""
-        if weights is None:
-            yield
-            return
-        live = trainable_tensors(self.family.network)
-        kept = {name: tensor.detach().clone() for name, tensor in live.items()}
-        load_tensors(self.family.network, weights)
-        try:
-            yield
-        finally:
-            load_tensors(self.family.network, kept)
 
     @contextmanager
     def _timed(self, stats: RolloutStats, name: str) -> Iterator[None]:

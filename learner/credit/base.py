@@ -15,7 +15,9 @@ class CreditRule(Protocol):
 
     `reward_values` [G, N, T+1] in float64: G groups of N trajectories, state 0 = pure noise, state T =
     image, NaN where a state was not scored. The result [G, N, T] holds in column j the credit of
-    the transition from state j to state j + 1. Raises ValueError when a state that it needs is NaN.
+    the transition from state j to state j + 1, NaN where the scored states say nothing about it
+    (the normaliser refuses that at a trained step). Raises ValueError when a state that every
+    transition needs is NaN.
     """
 
     @property

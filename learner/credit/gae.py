@@ -8,7 +8,7 @@ from torch import Tensor
 
 from learner.config import CreditConfig
 from learner.credit.base import ScoredStates
-from learner.credit.gain import segment_gains
+from learner.credit.gain import segment_gains, spread
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Gae:
 
     lambda = 0 gives the gains, lambda = 1 the image's reward minus the state's. When only some
     states are scored the sum runs over segments (one factor lambda each), and every transition of a
-    segment carries the segment's A. Raises ValueError when gae_lambda isn't in [0, 1].
+    segment carries the segment's A; transitions before the first scored state have none (NaN).
+    Raises ValueError when gae_lambda isn't in [0, 1].
     """
 
     gae_lambda: float
@@ -38,11 +39,11 @@ class Gae:
         return cls(config.gae_lambda)
 
     def __call__(self, reward_values: Tensor) -> Tensor:
-        """Raw credit [G, N, T] of rewards [G, N, T+1]; raises ValueError on a NaN that it needs."""
-        gains, lengths = segment_gains(reward_values)
+        """Raw credit [G, N, T] of rewards [G, N, T+1]; raises ValueError when the image's is NaN."""
+        gains, states = segment_gains(reward_values)
         credit = torch.empty_like(gains)
-        tail = torch.zeros_like(gains[..., 0])
+        tail = torch.zeros_like(reward_values[..., 0])
         for segment in reversed(range(gains.shape[-1])):
             tail = gains[..., segment] + self.gae_lambda * tail
             credit[..., segment] = tail
-        return credit.repeat_interleave(lengths, dim=-1)
+        return spread(credit, states)

@@ -97,8 +97,7 @@ def normalise(raw: Tensor, trained: Tensor, scope: str, eps: float, clip: float)
     used = steps[:, None, :]
     bad = used & ~raw.isfinite()
     if bool(bad.any()):
-        first = tuple(int(i) for i in torch.nonzero(bad)[0])
-        raise ValueError(f"credit {raw[first].item()} at trained (group, sample, step) {first}")
+        raise ValueError(_without_credit(raw, bad))
     raw = torch.where(used, raw.double(), 0.0)
     size = raw.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1.0)
     tolerance = NUM_ULPS * torch.finfo(torch.float64).eps * size
@@ -109,6 +108,21 @@ def normalise(raw: Tensor, trained: Tensor, scope: str, eps: float, clip: float)
     kept = trained & ~zero_variance[:, None, None] & (std > tolerance)
     values = torch.where(kept, (raw - mean) / torch.where(kept, std + eps, 1.0), 0.0)
     return Advantages(values=values.clamp(-clip, clip), zero_variance=zero_variance)
+
+
+def _without_credit(raw: Tensor, bad: Tensor) -> str:
+    """What to say of the trained transitions `bad` [G, N, T], and which states would help."""
+    first = tuple(int(i) for i in torch.nonzero(bad)[0])
+    text = f"credit {raw[first].item()} at trained (group, sample, step) {first}"
+    steps = torch.nonzero((bad & raw.isnan()).any(dim=0).any(dim=0)).flatten().tolist()
+    if not steps:
+        return text
+    return (
+        f"{text}: the scored states say nothing about the trained steps {steps}. Score state "
+        f"{steps[0]} or an earlier one, and state {steps[-1] + 1} or a later one "
+        f"(sampling.scored_states; 0 = pure noise, {raw.shape[-1]} = image), or leave those steps "
+        "out of sampling.train_steps"
+    )
 
 
 def _per_sample(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,8 @@ class Components:
     """int64 [N]: index into COLORS; len(COLORS) means none of them."""
     area: np.ndarray
     """float64 [N]: pixels, counted by coverage."""
+    pixels: np.ndarray
+    """int64 [N]: pixels, however faint."""
     center: np.ndarray
     """float64 [N, 2]: centroid (x, y) in pixels."""
     box: np.ndarray
@@ -104,6 +106,7 @@ def _describe(
         image=image,
         color=color,
         area=area,
+        pixels=stats[:, 4],
         center=center,
         box=box,
         overlap=overlap,

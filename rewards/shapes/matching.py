@@ -7,6 +7,7 @@ with. Everything is a ramp, so that a reward made of it climbs; strict adds the 
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,9 @@ OVERLAP_RAMP = (0.45, 0.85)  # soft overlap with the template: quality 0 and 1
 MARGIN_RAMP = (0.6, 4.0)  # factor = 0.6 + 4 * (overlap - best other class's overlap), at most 1
 COLOR_RAMP = (50.0, 150.0)  # RGB distance to the named colour: match 1 and 0
 FULL_AREA = 36.0  # an object of fewer pixels is worth less, in proportion
-RELATION_RAMP = (-8.0, 4.0)  # pixels between centroids along the axis: factor RELATION_LOW and 1
+# Cosine between the named direction and the one from centroid to centroid: factor RELATION_LOW and
+# 1. The upper end lies above cos 45 deg, so the named axis dominates, as it does in renders.
+RELATION_RAMP = (-0.5, 0.71)
 RELATION_LOW = 0.3
 CLUTTER_AREA = 60.0  # that many pixels of clutter halve the score
 STRICT_GRADED = 0.85  # a strictly right image scores at least this
@@ -51,7 +54,7 @@ class View(NamedTuple):
     match: np.ndarray
     shape: np.ndarray
     color: np.ndarray
-    area: np.ndarray
+    pixels: np.ndarray
     center: np.ndarray
 
 
@@ -109,9 +112,10 @@ def _relation_factor(center: np.ndarray, wanted: list[Wanted], paired: dict[int,
         if i not in paired or want.target not in paired:
             return RELATION_LOW
         axis, sign = RELATION_AXIS[want.relation]
-        offset = sign * (center[paired[want.target], axis] - center[paired[i], axis])
+        offset = (center[paired[want.target]] - center[paired[i]]).tolist()
+        cosine = sign * offset[axis] / max(math.hypot(*offset), 1e-6)
         low, high = RELATION_RAMP
-        ramp = min(max((float(offset) - low) / (high - low), 0.0), 1.0)
+        ramp = min(max((cosine - low) / (high - low), 0.0), 1.0)
         factor *= RELATION_LOW + (1.0 - RELATION_LOW) * ramp
     return factor
 
@@ -119,7 +123,7 @@ def _relation_factor(center: np.ndarray, wanted: list[Wanted], paired: dict[int,
 def score_image(record: dict[str, Any], view: View, dust: float) -> tuple[bool, float]:
     """(strict, graded) of one image, of which `dust` pixels lie in no listed component."""
     wanted = wanted_objects(record)
-    if len(view.area) == 0:
+    if len(view.pixels) == 0:
         return False, 0.0
     any_color = view.match.max(axis=1)
     score = np.stack(
@@ -133,10 +137,11 @@ def score_image(record: dict[str, Any], view: View, dust: float) -> tuple[bool, 
     paired = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     object_score = np.zeros(len(wanted))
     object_score[rows] = score[rows, columns]
-    # A component that serves a wanted object badly is clutter to that extent.
-    use = np.zeros(len(view.area))
+    # A component that serves a wanted object badly is clutter to that extent; a faint one counts in
+    # full, or dimming a surplus object would pay like removing it.
+    use = np.zeros(len(view.pixels))
     use[columns] = np.minimum(score[rows, columns] / STRICT_OBJECT, 1.0)
-    clutter = float((view.area * (1.0 - use)).sum() + dust)
+    clutter = float((view.pixels * (1.0 - use)).sum() + dust)
     factor = _relation_factor(view.center, wanted, paired)
     objects = float(object_score.mean() + object_score.min()) / 2
     graded = objects * factor / (1.0 + clutter / CLUTTER_AREA)

@@ -6,10 +6,13 @@ import numpy as np
 
 from rewards.shapes.grammar import COLORS
 
-UNNAMED = len(COLORS) + 1  # label of bright pixels without a named colour
-MIN_CHROMA = 45  # a named pixel's max - min channel; about a quarter of a full object pixel's
-MIN_COSINE = 0.9  # between a pixel's chroma and its colour's
-MAX_GREY = 90  # neutral pixels brighter than this are clutter, not background
+UNNAMED = len(COLORS) + 1  # label of pixels that are no background and have no named colour
+# Background is what lies within these three; its greys are 26 to 38 in renders, and 18 to 45 with
+# the autoencoder's ripples. Colours are quantised to steps of 8, so each bound holds within 8.
+MAX_CHROMA = 20  # max - min channel
+MIN_GREY = 12  # of the brightest channel
+MAX_GREY = 54
+MIN_COSINE = 0.9  # between a named pixel's chroma and its colour's
 _PALETTE = np.array(list(COLORS.values()), dtype=np.float32)
 
 
@@ -26,10 +29,11 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     cosine = chroma @ palette.T / np.linalg.norm(palette, axis=-1)
     cosine /= np.maximum(length, 1e-6)[:, None]
     nearest = cosine.argmax(axis=-1)
-    colored = chroma.max(axis=-1) >= MIN_CHROMA
+    colored = chroma.max(axis=-1) > MAX_CHROMA
     named = colored & (cosine.max(axis=-1) >= MIN_COSINE)
+    brightest = rgb.max(axis=-1)
     label = np.zeros(len(rgb), dtype=np.uint8)
-    label[colored | (rgb.max(axis=-1) > MAX_GREY)] = UNNAMED
+    label[colored | (brightest <= MIN_GREY) | (brightest > MAX_GREY)] = UNNAMED
     label[named] = nearest[named] + 1
     full = palette.max(axis=-1)[nearest]
     soft = np.where(named, np.clip(chroma.max(axis=-1) / full, 0, 1), label > 0)
@@ -37,6 +41,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 _LABEL, _SOFT = _tables()
+_BLANK = int(np.flatnonzero(_LABEL == 0)[0])
 
 
 def segment(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -48,7 +53,7 @@ def segment(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8:
         raise ValueError(f"want uint8 [B, H, W, 3], got {images.dtype} {images.shape}")
     num, height, width, _ = images.shape
-    tall = np.zeros((num, height + 1, width), dtype=np.uint16)
+    tall = np.full((num, height + 1, width), _BLANK, dtype=np.uint16)
     quantised = (images >> 3).astype(np.uint16)
     tall[:, :height] = (quantised[..., 0] << 10) | (quantised[..., 1] << 5) | quantised[..., 2]
     tall = tall.reshape(-1, width)

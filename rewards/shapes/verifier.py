@@ -35,7 +35,9 @@ class Verdict:
     """What the verifier says about one image."""
 
     strict: bool
-    """Every wanted object, colour, count and relation is right, and nothing else is there."""
+    """Every wanted object, colour, count and relation is right, and fewer than STRICT_CLUTTER
+    pixels (half of the smallest rendered object) are neither theirs nor background, however faint:
+    see MAX_CHROMA, MIN_GREY and MAX_GREY in segmentation."""
     graded: float
     """Smooth score in [0, 1]; at least STRICT_GRADED when strict."""
     seen: tuple[Seen, ...]
@@ -66,7 +68,7 @@ def judge(images: np.ndarray, records: list[dict[str, Any]]) -> list[Verdict]:
         match=color_match(found),
         shape=found.overlap.argmax(axis=1),
         color=found.color,
-        area=found.area,
+        pixels=found.pixels,
         center=found.center,
     )
     listed = (found.area >= LISTED_AREA) & (found.overlap.max(axis=1) >= LISTED_OVERLAP)

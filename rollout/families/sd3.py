@@ -1,6 +1,6 @@
 """Stable Diffusion 3 and 3.5: the door to diffusers' StableDiffusion3Pipeline.
 
-Its conventions, which end here: timesteps in 0 .. 1000, latents (x - shift_factor) scaling_factor
+Its conventions, which end here: timesteps in 0 .. num_train_timesteps (1000), latents (x - shift_factor) scaling_factor
 away from the autoencoder's, images in [-1, 1] with channels first, half-precision outputs.
 """
 
@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from diffusers import (
+    FlowMatchEulerDiscreteScheduler,  # pyright: ignore[reportPrivateImportUsage]
     SD3Transformer2DModel,  # pyright: ignore[reportPrivateImportUsage]
     StableDiffusion3Pipeline,  # pyright: ignore[reportPrivateImportUsage]
 )
@@ -39,7 +40,9 @@ OTHER_SCHEDULES = (
     "use_karras_sigmas",
     "use_exponential_sigmas",
     "use_beta_sigmas",
+    "stochastic_sampling",
 )
+"""Settings of the scheduler under which its times or its step aren't those of `shifted_times`."""
 
 
 class SD3Family(Family):
@@ -64,6 +67,9 @@ class SD3Family(Family):
         self._pipeline, self._folder, self._config = pipeline, folder, config
         settings = _network_config(folder)
         size = settings["sample_size"]
+        scheduler = _plain_schedule(pipeline.scheduler, config.path)
+        self._shift: float = scheduler["shift"]
+        self._num_train_timesteps: int = scheduler["num_train_timesteps"]
         self.latent_shape = (settings["in_channels"], size, size)
 
     @classmethod
@@ -76,7 +82,8 @@ class SD3Family(Family):
         """Load the named parts on `device`, frozen and in eval mode.
 
         Network and text encoders take config.dtype, the decoder is float32. Raises ValueError when
-        the folder is missing or isn't a StableDiffusion3Pipeline's.
+        the folder is missing, isn't a StableDiffusion3Pipeline's, or has a scheduler that does
+        anything but shift the times by a constant.
         """
         disable_diffusers_bar()
         disable_transformers_bar()
@@ -108,16 +115,8 @@ class SD3Family(Family):
         return cast(nn.Module, self._pipeline.transformer)
 
     def times(self, num_steps: int) -> Tensor:
-        """Return the pipeline's own schedule, float64 [T + 1]; ValueError when it isn't a plain
-        shift."""
-        settings = self._pipeline.scheduler.config
-        other = [key for key in OTHER_SCHEDULES if settings.get(key)]
-        if other:
-            raise ValueError(
-                f"the scheduler of {self._config.path!r} sets {other}; "
-                "only FlowMatchEulerDiscreteScheduler with a constant shift is supported"
-            )
-        return shifted_times(num_steps, settings["shift"], settings["num_train_timesteps"])
+        """Return the pipeline's own schedule, float64 [T + 1]."""
+        return shifted_times(num_steps, self._shift, self._num_train_timesteps)
 
     @torch.no_grad()
     def encode_prompts(self, prompts: list[str]) -> Conditioning:
@@ -148,7 +147,7 @@ class SD3Family(Family):
         dtype = next(network.parameters()).dtype
         v = network(
             hidden_states=x_t.to(dtype),
-            timestep=t.float() * 1000,
+            timestep=t.float() * self._num_train_timesteps,
             encoder_hidden_states=conditioning["prompt_embeds"].to(dtype),
             pooled_projections=conditioning["pooled"].to(dtype),
             return_dict=False,
@@ -206,6 +205,20 @@ class SD3Family(Family):
         for name in model_index(self._folder):
             if name != "transformer" and (self._folder / name).is_dir():
                 shutil.copytree(self._folder / name, folder / name, dirs_exist_ok=True)
+
+
+def _plain_schedule(scheduler: Any, path: str) -> Any:
+    """The settings of a scheduler whose times are `shifted_times`; ValueError for any other."""
+    supported = "only FlowMatchEulerDiscreteScheduler with a constant shift is supported"
+    if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        raise ValueError(
+            f"model.path = {path!r} comes with a {type(scheduler).__name__}; {supported}"
+        )
+    settings: Any = scheduler.config
+    other = [key for key in OTHER_SCHEDULES if settings.get(key)]
+    if other:
+        raise ValueError(f"the scheduler of model.path = {path!r} sets {other}; {supported}")
+    return settings
 
 
 def _network_config(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Pure maths of flow-matching trajectories: schedule, clean estimates, kernels, Gaussians, noise.
 
-Imports torch and numpy only; noise is always an argument. `t` falls from 1 (noise) to 0 (image).
+Needs torch and numpy only (of ours, `rollout.registry` finds plug-in kernels by their path); noise is
+always an argument. `t` falls from 1 (noise) to 0 (image).
 
 Example, one transition of B trajectories:
     kernel = make_kernel("ddim_sde", eta=0.7, first_step="clamp", second_time=float(times[1]))

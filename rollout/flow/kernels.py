@@ -13,8 +13,7 @@ from typing import Literal, Protocol, overload
 
 from torch import Tensor
 
-from rollout.flow.tensors import double, working_dtype
-from rollout.flow.tensors import expand as expand
+from rollout.flow.tensors import double, expand, working_dtype
 from rollout.registry import load_object
 
 FirstStep = Literal["clamp", "literal"]

@@ -14,7 +14,7 @@ from benchmarks.shapes_model.export import load_exported
 from benchmarks.shapes_model.networks import caption_ids
 from benchmarks.shapes_model.scores import noise_of_line, sample_images
 from rewards.shapes.grammar import CATEGORIES, all_records
-from rewards.shapes.renderer import RELATION_AXIS
+from rewards.shapes.renderer import RELATION_AXIS, render
 from rewards.shapes.reward import ShapesReward
 from rewards.shapes.verifier import judge
 
@@ -153,6 +153,18 @@ def test_score_is_decent_and_improvable(scored):
     strict, graded, _ = scored
     assert 0.25 <= strict.mean() <= 0.75
     assert 0.4 <= graded.mean() <= 0.95
+
+
+def test_scenes_survive_the_autoencoder(pipeline):
+    """Else no policy could reach a perfect score."""
+    records = [json.loads(line) for line in EVAL_FILE.read_text().splitlines()][::3]
+    rng = np.random.default_rng(0)
+    scenes = torch.from_numpy(np.stack([render(record, rng) for record in records]))
+    with torch.no_grad():
+        latents = pipeline.vae.encode(scenes.permute(0, 3, 1, 2) / 127.5 - 1).latent_dist.mode()
+        decoded = pipeline.vae.decode(latents).sample.permute(0, 2, 3, 1)
+    images = ((decoded / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    assert np.mean([verdict.strict for verdict in judge(images, records)]) >= 0.97
 
 
 def test_graded_separates_strictly_right_from_wrong(scored):

@@ -1,6 +1,9 @@
 """Checkpoint folders: whole, damaged, replaced, pruned."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,7 +151,14 @@ def unlist_the_weights(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
+def lose_the_optimizer_step(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["optimizer_step"], manifest["state"]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
 DAMAGES = [
+    (lose_the_optimizer_step, "manifest.json is damaged: it has no optimizer_step, state"),
     (truncate, "is damaged: the checksum of weights.safetensors is not the manifest's"),
     (flip_a_bit, "is damaged: the checksum of optimizer.safetensors is not the manifest's"),
     (lose_a_file, "is damaged: ema.safetensors is missing"),
@@ -209,3 +219,32 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert prune(tmp_path, 5) == []
     with pytest.raises(ValueError, match="keep = 0 must be >= 1"):
         prune(tmp_path, 0)
+
+
+def test_prune_sweeps_what_killed_processes_left(tmp_path: Path) -> None:
+    """Of a process that is gone, of one that lives, and folders that look a little like it."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead = [f".step_000002.{gone.pid}.partial", f".step_000001.{gone.pid}.old"]
+    kept = [
+        f".step_000002.{os.getpid()}.partial",
+        ".step_000001.1.old",  # process 1 lives, whoever it belongs to
+        f".step_best.{gone.pid}.old",
+        f".step_000001.{gone.pid}.partial.txt",
+    ]
+    for name in [*dead, *kept]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / WEIGHTS).write_bytes(b"half")
+    newest = saved(tmp_path, 3)
+    assert prune(tmp_path, 1) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, newest.name])
+
+
+def test_a_process_of_somebody_else_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def denied(process: int, signal: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", denied)
+    (tmp_path / ".step_000001.12345.partial").mkdir()
+    prune(tmp_path, 1)
+    assert (tmp_path / ".step_000001.12345.partial").is_dir()

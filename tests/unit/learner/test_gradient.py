@@ -1,10 +1,12 @@
 """The accumulated gradient against the papers' formulas written slowly with plain autograd."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.config import CreditConfig, ObjectiveConfig
@@ -38,8 +40,31 @@ def moved(learner_worker: LearnerWorker, scale: float = 0.05) -> dict[str, Tenso
     return tensors
 
 
+Slow = Callable[[NDArray[np.float64], list[int]], NDArray[np.float64]]
+"""(rewards [N, T + 1], trained steps) -> advantages [N, trained steps]."""
+
+
+def joint_gains(rewards: NDArray[np.float64], steps: list[int]) -> NDArray[np.float64]:
+    """papers.md section 1: gains, one mean and std over all of a group's."""
+    gains = np.diff(rewards, axis=1)[:, steps]
+    return np.clip((gains - gains.mean()) / (gains.std() + 1e-4), -5, 5)
+
+
+def group_outcome(rewards: NDArray[np.float64], steps: list[int]) -> NDArray[np.float64]:
+    """papers.md section 2: the image's reward, standardised in its group, at every step."""
+    images = rewards[:, -1]
+    values = np.clip((images - images.mean()) / (images.std() + 1e-4), -5, 5)
+    return np.repeat(values[:, None], len(steps), axis=1)
+
+
 def slow_gradient(
-    model: Path, groups: list[RecordBatch], tensors: dict[str, Tensor], clip_range: float
+    model: Path,
+    groups: list[RecordBatch],
+    tensors: dict[str, Tensor],
+    clip_range: float,
+    *,
+    advantages_of: Slow = joint_gains,
+    guidance_scale: float = 1.0,
 ) -> tuple[dict[str, Tensor], int]:
     """One transition at a time: papers.md section 1 (b) and (c). Also counts clipped transitions."""
     family = load_family(ModelConfig(path=str(model)), torch.device("cpu"), parts=("network",))
@@ -49,12 +74,15 @@ def slow_gradient(
     for group in map(read_group, groups):
         plan = group.header.plan
         steps = [i for i in range(plan.num_steps) if plan.trained[i]]
-        gains = np.diff(group.rewards, axis=1)[:, steps]
-        advantages = np.clip((gains - gains.mean()) / (gains.std() + 1e-4), -5, 5)
-        prompt = {
-            name.removeprefix("conditioning."): torch.tensor(value)[None]
-            for name, value in group.embeddings.items()
-        }
+        advantages = advantages_of(group.rewards, steps)
+        prompt, empty = (
+            {
+                name.removeprefix(prefix): torch.tensor(value)[None]
+                for name, value in group.embeddings.items()
+                if name.startswith(prefix)
+            }
+            for prefix in ("conditioning.", "negative.")
+        )
         for n in range(len(group.states)):
             for column, i in enumerate(steps):
                 x, x_next = torch.tensor(group.states[n, i : i + 2])
@@ -65,6 +93,9 @@ def slow_gradient(
                     plan.std[i],
                 )
                 v = family.velocity(family.network, x[None], torch.tensor([t]), prompt)[0]
+                if guidance_scale != 1:
+                    v_e = family.velocity(family.network, x[None], torch.tensor([t]), empty)[0]
+                    v = v_e + guidance_scale * (v - v_e)
                 mean = (1 - t_next) * (x - t * v) + k * (x + (1 - t) * v)
                 squares = (x_next - mean) ** 2 / (2 * s**2)
                 logp = (-squares - np.log(s) - 0.5 * np.log(2 * np.pi)).mean()
@@ -122,7 +153,7 @@ def test_the_updates_of_a_batch_sum_up_to_its_gradient(
     """Two updates of 12 transitions: the whole gradient is their mean, as long as nothing steps."""
     worker = make_learner(model)
     whole = worker.gradient(groups)
-    work = worker._prepare(groups, 2, Phases())
+    work = worker._prepare(groups, 2, Phases(worker.engine.device))
     parts = []
     for number in range(2):
         worker._accumulate(work, number)
@@ -141,20 +172,30 @@ def test_recorded_files_give_the_live_gradient(
     assert relative_difference(recorded, live) == 0
 
 
-def test_recorded_files_give_another_gradient_under_another_credit_rule(
-    model: Path, groups: list[RecordBatch]
+def test_recorded_files_give_another_credit_rules_gradient(
+    model: Path, groups: list[RecordBatch], truth: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    gain = make_learner(model).gradient(groups)
-    other = make_learner(model, credit=CreditConfig(rule="outcome", normaliser="group"))
-    assert relative_difference(other.gradient(groups), gain) > 0.1
+    write_ipc(tmp_path / "batch.arrow", groups)
+    recording = read_ipc(tmp_path / "batch.arrow")
+    worker = make_learner(
+        model,
+        credit=CreditConfig(rule="outcome", normaliser="group"),
+        objective=ObjectiveConfig(clip_range=CLIP_RANGE),
+    )
+    expected, _ = slow_gradient(
+        model, recording, moved(worker), CLIP_RANGE, advantages_of=group_outcome
+    )
+    assert relative_difference(worker.gradient(recording), expected) < 1e-5
+    assert relative_difference(expected, truth) > 0.1, "the two rules agree on this example"
 
 
 def test_gradient_of_guided_groups_goes_through_both_velocities(model: Path) -> None:
     sampler = make_rollout(model, guidance_scale=3.0, cfg_mode="train")
-    worker = make_learner(model, guidance_scale=3.0)
+    worker = make_learner(model, guidance_scale=3.0, objective=ObjectiveConfig(clip_range=10.0))
     guided = sample_groups(sampler, worker.weights())
-    plain = sample_groups(make_rollout(model), worker.weights())
-    unguided = make_learner(model).gradient(plain)
-    assert relative_difference(worker.gradient(guided), unguided) > 0.1
+    start = worker.engine.full_tensors()
+    expected, _ = slow_gradient(model, guided, moved(worker), 10.0, guidance_scale=3.0)
+    assert relative_difference(worker.gradient(guided), expected) < 1e-5
+    worker.engine.load_full_tensors(start)
     stats = worker.step(guided)
     assert stats.num_network_calls == 2 * stats.num_transitions

@@ -35,7 +35,7 @@ def test_a_resumed_learner_is_the_uninterrupted_one(
     for version in range(2, 4):
         resumed.step(sample_groups(sampler, resumed.weights(), first_group=10 * version))
     assert resumed.weights()[::2] == whole.weights()[::2]
-    assert resumed.ema_weights()[::2] == whole.ema_weights()[::2]
+    assert resumed.weights("ema")[::2] == whole.weights("ema")[::2]
     states = (resumed.engine.optimizer_state(), whole.engine.optimizer_state())
     assert states[0].step == states[1].step == 8
     assert same_bits(states[0].exp_avg, states[1].exp_avg)
@@ -66,7 +66,7 @@ def test_a_checkpoint_without_average_starts_it_at_its_weights(
     source.save_checkpoint(str(tmp_path / "step_000001"), {})
     other = make_learner(model)
     other.load_checkpoint(str(tmp_path / "step_000001"))
-    assert same_bits(other.ema_weights()[1], source.weights()[1])
+    assert same_bits(other.weights("ema")[1], source.weights()[1])
 
 
 def test_a_checkpoint_of_another_adapter_is_refused(model: Path, tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ def test_a_checkpoint_of_other_targets_is_refused(model: Path, tmp_path: Path) -
     folder = str(tmp_path / "step_000000")
     make_learner(model).save_checkpoint(folder, {})
     other = make_learner(model, learner_config(lora_targets=["attn.to_q"]))
-    with pytest.raises(CheckpointError, match=r"doesn't fit this model: .* names differ"):
+    with pytest.raises(CheckpointError, match=r"doesn't fit this learner: .* names differ"):
         other.load_checkpoint(folder)

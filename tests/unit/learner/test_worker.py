@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from learner.checks import NonFiniteLoss, RatioGateError
-from learner.config import ObjectiveConfig
-from learner.worker import LearnerWorker
+from learner.config import CreditConfig, ObjectiveConfig
 from rollout.config import ModelConfig
-from rollout.trajectory import RecordBatch, read_group, read_ipc
+from rollout.trajectory import RecordBatch, read_group, read_ipc, write_ipc
 from tests.unit.learner.helpers import (
     NUM_SAMPLES,
     NUM_STEPS,
@@ -25,15 +26,6 @@ from tests.unit.learner.helpers import (
 )
 
 FULL = {"adapter": "full", "lr": 1e-4}
-
-
-def spoilt(worker: LearnerWorker) -> LearnerWorker:
-    """The same learner with one weight changed, as if the rollout had never got the last version."""
-    tensors = worker.engine.full_tensors()
-    name = next(name for name in tensors if ".lora_B." in name)
-    tensors[name][0] += 0.5
-    worker.engine.load_full_tensors(tensors)
-    return worker
 
 
 @pytest.mark.parametrize("settings", [{}, FULL], ids=["lora", "full"])
@@ -52,15 +44,20 @@ def test_rollout_and_learner_agree_on_log_probs_iteration_after_iteration(
         assert worker.version == version + 1
 
 
-def test_the_ratio_gate_fires_when_a_weight_never_arrived(
+def test_the_ratio_gate_fires_when_a_version_never_arrived(
     model: Path, groups: list[RecordBatch]
 ) -> None:
-    worker = spoilt(make_learner(model))
+    """One step at a small learning rate lies between version 0 and 1; the rollout says that it
+    holds 1 and samples with 0."""
+    worker = make_learner(model, learner_config(lr=1e-4))
+    _, stale, checksum = worker.weights()
+    worker.step(groups)
     before = worker.engine.full_tensors()
+    late = sample_groups(make_rollout(model), (1, stale, checksum), first_group=10)
     with pytest.raises(RatioGateError) as caught:
-        worker.step(groups)
+        worker.step(late)
     text = str(caught.value)
-    assert "on-policy ratio gate at policy version 0: |log ratio| reaches" in text
+    assert "on-policy ratio gate at policy version 1: |log ratio| reaches" in text
     assert "learner.ratio_tolerance is 5e-05" in text
     assert "group " in text
     assert "transition " in text
@@ -71,10 +68,44 @@ def test_the_ratio_gate_fires_when_a_weight_never_arrived(
 def test_the_gate_leaves_older_groups_alone(model: Path, groups: list[RecordBatch]) -> None:
     worker = make_learner(model)
     worker.step(groups)
-    stats = spoilt(worker).step(groups)
+    stats = worker.step(groups)
     assert not stats.on_policy
     assert stats.max_abs_log_ratio > 5e-5
     assert stats.policy_version == 0
+
+
+def test_recorded_batches_train_without_any_rollout_actor(model: Path, tmp_path: Path) -> None:
+    """Under the same rule a recording leads, to the bit, where the live run went, and says of
+    itself that nothing was gated; under another rule it trains on, elsewhere."""
+    live, sampler = make_learner(model), make_rollout(model)
+    for version in range(3):
+        groups = sample_groups(sampler, live.weights(), first_group=10 * version)
+        assert live.step(groups).on_policy
+        write_ipc(tmp_path / f"batch_{version}.arrow", groups)
+    again = make_learner(model)
+    outcome = CreditConfig(rule="outcome", normaliser="group")
+    other = make_learner(model, credit=outcome)
+    for version in range(3):
+        recording = read_ipc(tmp_path / f"batch_{version}.arrow")
+        stats = [learner.step(recording, recorded=True) for learner in (again, other)]
+        assert [s.on_policy for s in stats] == [False, False]
+        assert [s.policy_version for s in stats] == [version, version]
+        assert stats[0].max_abs_log_ratio < 5e-6, "the same weights as the live run's"
+    assert again.weights()[::2] == live.weights()[::2]
+    assert other.version == 3
+    assert stats[1].max_abs_log_ratio > 5e-5, "a live batch would have been stopped"
+    start = make_learner(model).weights()[1]
+    assert relative_difference(other.weights()[1], start) > 1e-3
+    assert relative_difference(other.weights()[1], live.weights()[1]) > 1e-3
+
+
+def test_recorded_batches_train_in_any_order(model: Path) -> None:
+    """A later version than the learner's is no mistake there."""
+    worker = make_learner(model)
+    _, tensors, checksum = worker.weights()
+    future = sample_groups(make_rollout(model), (3, tensors, checksum))
+    stats = worker.step(future, recorded=True)
+    assert (stats.on_policy, stats.policy_version, worker.version) == (False, 3, 1)
 
 
 def test_groups_of_a_later_version_are_refused(model: Path) -> None:
@@ -83,6 +114,7 @@ def test_groups_of_a_later_version_are_refused(model: Path) -> None:
     future = sample_groups(make_rollout(model), (3, tensors, checksum))
     with pytest.raises(ValueError, match="sampled with policy version 3, the learner is at 0"):
         worker.step(future)
+    assert worker.version == 0
 
 
 def test_groups_sampled_with_other_guidance_are_refused(
@@ -238,12 +270,12 @@ def test_ema_is_the_average_of_the_weights_after_each_optimizer_step(
 ) -> None:
     worker = make_learner(model, learner_config(ema_decay=0.75))
     expected = worker.weights()[1]
-    assert same_bits(worker.ema_weights()[1], expected)
+    assert same_bits(worker.weights("ema")[1], expected)
     for _ in range(3):
         worker.step(groups)
         weights = worker.weights()[1]
         expected = {name: 0.75 * e + 0.25 * weights[name] for name, e in expected.items()}
-    version, average, _ = worker.ema_weights()
+    version, average, _ = worker.weights("ema")
     assert version == 3
     assert relative_difference(average, expected) < 1e-6
     assert relative_difference(average, weights) > 1e-3
@@ -252,13 +284,13 @@ def test_ema_is_the_average_of_the_weights_after_each_optimizer_step(
 def test_without_ema_averaged_weights_are_refused(model: Path) -> None:
     worker = make_learner(model, learner_config(ema_decay=0))
     with pytest.raises(ValueError, match=r"learner\.ema_decay = 0 keeps no averaged weights"):
-        worker.ema_weights()
+        worker.weights("ema")
 
 
 def test_weights_are_copies(model: Path, groups: list[RecordBatch]) -> None:
     worker = make_learner(model)
     _, raw, _ = worker.weights()
-    _, average, _ = worker.ema_weights()
+    _, average, _ = worker.weights("ema")
     kept = [{n: t.clone() for n, t in tensors.items()} for tensors in (raw, average)]
     worker.step(groups)
     assert same_bits(raw, kept[0])
@@ -272,8 +304,17 @@ def test_export_writes_what_diffusers_reads(
     worker = make_learner(model, learner_config(**settings))
     worker.step(groups)
     worker.export(str(tmp_path / "weights"), "raw")
-    name = "transformer/diffusion_pytorch_model" if settings else "pytorch_lora_weights"
-    assert (tmp_path / "weights" / f"{name}.safetensors").is_file()
+    trained = worker.weights()[1]
+    if settings:
+        file = tmp_path / "weights" / "transformer" / "diffusion_pytorch_model.safetensors"
+        assert same_bits(load_file(file), trained)
+        return
+    path = tmp_path / "weights" / "pytorch_lora_weights.safetensors"
+    renamed = {f"transformer.{n.replace('.default.', '.')}": t for n, t in trained.items()}
+    assert same_bits(load_file(path), renamed)
+    with safe_open(path, "pt") as file:
+        metadata = json.loads(file.metadata()["lora_adapter_metadata"])
+    assert (metadata["transformer.r"], metadata["transformer.lora_alpha"]) == (4, 8.0)
 
 
 def test_bf16_weights_are_published_as_they_are_used(model: Path) -> None:

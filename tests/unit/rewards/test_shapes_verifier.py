@@ -6,18 +6,25 @@ import pytest
 
 from rewards.shapes.components import find_components
 from rewards.shapes.geometry import coverage
-from rewards.shapes.grammar import CATEGORIES, COLORS, OPPOSITE, all_records, eval_records
-from rewards.shapes.renderer import render
+from rewards.shapes.grammar import (
+    CATEGORIES,
+    COLORS,
+    OPPOSITE,
+    all_records,
+    eval_records,
+    meaning,
+)
+from rewards.shapes.renderer import RELATION_AXIS, render
 from rewards.shapes.verifier import STRICT_GRADED, judge
 
 
 def _draw(objects, background=30):
-    """Image of (class, colour, centre x, centre y, side) entries."""
+    """Image of (class, colour or RGB, centre x, centre y, side) entries."""
     y, x = np.mgrid[:32, :32] + 0.5
     canvas = np.full((32, 32, 3), float(background))
     for name, color, cx, cy, side in objects:
         alpha = coverage(name, x - cx, y - cy, side)[..., None]
-        canvas = canvas * (1 - alpha) + np.array(COLORS[color]) * alpha
+        canvas = canvas * (1 - alpha) + np.array(COLORS.get(color, color)) * alpha
     return canvas.round().astype(np.uint8)
 
 
@@ -34,14 +41,8 @@ def _rules_out(scene, wanted):
         have, want = given[item["class"]], item.get("color")
         if have and want and have != want:
             return True
-    # "left of" leaves "above" open, but rules "right of" out.
-    reverse = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-    subject, other = scene["include"][-1], wanted["include"][-1]
-    if "position" not in subject or "position" not in other:
-        return False
-    relation, wanted_relation = subject["position"][0], other["position"][0]
-    same_subject = subject["class"] == other["class"]
-    return relation == (reverse[wanted_relation] if same_subject else wanted_relation)
+    # Only the named axis dominates, so "left of" rules the three others out.
+    return scene["tag"] == wanted["tag"] == "position" and meaning(scene) != meaning(wanted)
 
 
 @pytest.fixture(scope="module")
@@ -102,21 +103,38 @@ def test_relation_factor_rises_smoothly(relation):
             {"class": "circle", "count": 1, "position": [relation, 0]},
         ]
     }
-    graded = []
-    for offset in np.linspace(-9, 9, 13):  # of the square against the circle, along the axis
-        along, across = (16 + offset / 2, 16 - offset / 2), (8, 24)
-        circle = (along[1], across[0]) if relation in ("left of", "right of") else None
-        if circle:
-            square = (along[0], across[1])
-        else:
-            circle, square = (across[0], along[1]), (across[1], along[0])
-        image = _draw([("circle", "red", *circle, 10), ("square", "blue", *square, 10)])
-        graded.append(judge(image[None], [record])[0].graded)
-    graded = np.array(graded if relation in ("left of", "above") else graded[::-1])
+    axis, sign = RELATION_AXIS[relation]
+    images = []
+    for angle in np.linspace(np.pi, 0, 13):  # between the wanted direction and the drawn one
+        half = 8 * np.array([sign * np.cos(angle), np.sin(angle)])
+        dx, dy = half if axis == 0 else half[::-1]
+        circle, square = (16 - dx, 16 - dy), (16 + dx, 16 + dy)
+        images.append(_draw([("circle", "red", *circle, 10), ("square", "blue", *square, 10)]))
+    verdicts = judge(np.stack(images), [record] * 13)
+    graded = np.array([v.graded for v in verdicts])
+    assert [v.strict for v in verdicts] == [False] * 10 + [True] * 3  # from 30 degrees
     assert (np.diff(graded) >= -0.03).all()
     assert graded[0] <= 0.4
     assert graded[-1] >= 0.95
     assert np.abs(np.diff(graded)).max() <= 0.2
+
+
+@pytest.mark.parametrize(("dx", "dy"), [(6, 18), (18, 6), (-6, 18), (13, 12.5), (12, 12), (5, -14)])
+def test_at_most_one_relation_holds_and_it_is_along_the_longer_axis(dx, dy):
+    circle, square = (16 - dx / 2, 16 - dy / 2), (16 + dx / 2, 16 + dy / 2)
+    image = _draw([("circle", "red", *circle, 9), ("square", "blue", *square, 9)])
+    right = set()
+    for relation in OPPOSITE:
+        subject = {"class": "circle", "count": 1, "position": [relation, 0]}
+        record = {"include": [{"class": "square", "count": 1}, subject]}
+        if judge(image[None], [record])[0].strict:
+            right.add(relation)
+    if abs(dx) > abs(dy) + 1:
+        assert right == {"left of"}
+    elif abs(dy) > abs(dx) + 1:
+        assert right == {"above" if dy > 0 else "below"}
+    else:
+        assert len(right) <= 1
 
 
 def test_graded_falls_step_by_step_as_an_image_is_blurred():
@@ -142,6 +160,44 @@ def test_noise_grey_and_half_denoised_images_score_low(scenes):
     verdicts = judge(np.clip(mixed, 0, 255).astype(np.uint8), records[:300])
     assert not any(v.strict for v in verdicts)
     assert np.mean([v.graded for v in verdicts]) <= 0.05
+
+
+FAINT = [
+    (87, 87, 87),
+    (60, 60, 60),
+    (84, 40, 40),
+    (86, 46, 46),
+    (60, 34, 34),
+    (30, 58, 58),
+    (0, 0, 0),
+]
+
+
+@pytest.mark.parametrize("rgb", FAINT)
+@pytest.mark.parametrize("shape", ["circle", "square"])
+def test_a_dimmed_surplus_object_is_still_there(rgb, shape):
+    record = all_records("single_object")[0]
+    assert record["include"] == [{"class": "circle", "count": 1}]
+    alone = _draw([("circle", "red", 9, 9, 11)])
+    both = _draw([("circle", "red", 9, 9, 11), (shape, rgb, 23, 22, 11)])
+    right, dimmed = judge(np.stack([alone, both]), [record] * 2)
+    assert right.strict
+    assert not dimmed.strict
+    assert dimmed.graded <= 0.65 * right.graded
+
+
+@pytest.mark.parametrize(("high", "chroma"), [(80, 0), (72, 42), (60, 60)])
+def test_a_noisy_background_does_not_pay(high, chroma):
+    """Grey noise up to `high`, with channels up to `chroma` apart."""
+    rng = np.random.default_rng(5)
+    y, x = np.mgrid[:32, :32] + 0.5
+    alpha = coverage("circle", x - 16, y - 16, 12)[..., None]
+    grey = rng.uniform(0, high - chroma, (32, 32, 1))
+    noise = grey + rng.uniform(0, chroma, (32, 32, 3))
+    image = noise * (1 - alpha) + np.array(COLORS["red"]) * alpha
+    (verdict,) = judge(image.astype(np.uint8)[None], [all_records("single_object")[0]])
+    assert not verdict.strict
+    assert verdict.graded <= 0.4
 
 
 @pytest.mark.parametrize("color", list(COLORS))

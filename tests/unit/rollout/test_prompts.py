@@ -20,7 +20,7 @@ def ten(tmp_path: Path) -> Path:
 
 def test_file_order_without_shuffle_round_and_round(ten: Path) -> None:
     source = PromptSource(ten, shuffle=False)
-    assert [source.next()[0] for _ in range(12)] == [f"prompt {i % 10}" for i in range(12)]
+    assert [source.at(i)[0] for i in range(12)] == [f"prompt {i % 10}" for i in range(12)]
     assert len(source) == 10
 
 
@@ -47,23 +47,30 @@ def test_the_order_is_pinned(ten: Path) -> None:
     assert [source.at(i)[1]["n"] for i in range(10)] == [8, 9, 1, 2, 6, 7, 0, 4, 5, 3]
 
 
-def test_next_and_at_agree_and_the_cursor_continues(ten: Path) -> None:
+def test_access_is_random(ten: Path) -> None:
+    """Whatever was asked before, over three epochs: a resumed run gets the uninterrupted one's."""
+    indices = list(range(25))
+    whole = [PromptSource(ten, seed=5).at(i) for i in indices]
     source = PromptSource(ten, seed=5)
-    whole = [source.next() for _ in range(25)]
-    assert whole == [source.at(i) for i in range(25)]
-    first = PromptSource(ten, seed=5)
-    part = [first.next() for _ in range(13)]
-    state = json.loads(json.dumps(first.state()))
-    resumed = PromptSource(ten, seed=5)
-    resumed.restore(state)
-    assert part + [resumed.next() for _ in range(12)] == whole
+    assert [source.at(i) for i in reversed(indices)] == whole[::-1]
 
 
-def test_a_changed_file_cannot_be_resumed(ten: Path) -> None:
-    state = PromptSource(ten).state()
-    ten.write_text(ten.read_text() + '{"prompt": "one more"}\n')
-    with pytest.raises(ValueError, match="has changed since the checkpoint"):
-        PromptSource(ten).restore(state)
+def test_a_byte_order_mark_at_the_start_is_skipped(tmp_path: Path) -> None:
+    """As Windows editors write it; anywhere else it isn't JSON."""
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+    source = PromptSource(path, shuffle=False)
+    assert [source.at(i) for i in range(len(source))] == [("a", {}), ("b", {})]
+    path.write_bytes(b'{"prompt": "a"}\n\xef\xbb\xbf{"prompt": "b"}\n')
+    with pytest.raises(ValueError, match=r"p\.jsonl, line 2: not JSON"):
+        PromptSource(path)
+
+
+def test_a_byte_that_is_not_utf8_is_named_by_file_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes('{"prompt": "gr\u00fcn"}\n'.encode() + b'{"prompt": "gr\xfcn"}\n')
+    with pytest.raises(ValueError, match=r"p\.jsonl, line 2: byte 0xfc at column 15 isn't UTF-8"):
+        PromptSource(path)
 
 
 def test_blank_lines_are_skipped_and_line_separators_in_text_kept(tmp_path: Path) -> None:
@@ -78,7 +85,7 @@ def test_negative_indices_are_refused(ten: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.jsonl does not exist; set prompts\.path"):
+    with pytest.raises(ValueError, match=r"none\.jsonl does not exist; give a JSONL file"):
         PromptSource(tmp_path / "none.jsonl")
 
 

@@ -81,6 +81,21 @@ def test_the_ode_asks_for_no_noise() -> None:
     assert path.log_probs.isnan().all()
 
 
+def test_a_velocity_at_the_start_that_is_given_is_not_asked_for_again() -> None:
+    made, x_T = plan(), torch.randn(4, *SHAPE)
+    asked: list[float] = []
+
+    def counting(x: Tensor, t: Tensor) -> Tensor:
+        asked.append(float(t[0]))
+        return velocity(x, t)
+
+    whole = sample(velocity, x_T, made, noise)
+    path = sample(counting, x_T, made, noise, velocity(x_T, torch.ones(4)))
+    assert asked == pytest.approx(made.times[1:-1])
+    assert torch.equal(path.states, whole.states)
+    assert torch.equal(path.velocities, whole.velocities)
+
+
 def test_sampling_tracks_no_gradients() -> None:
     weight = torch.ones(1, requires_grad=True)
     path = sample(lambda x, t: weight * x, torch.randn(4, *SHAPE), plan(), noise)

@@ -66,6 +66,28 @@ def test_deterministic_steps_stay_out_of_the_normalisation() -> None:
     assert not after.values[..., ~trained].any()
 
 
+@pytest.mark.parametrize("scope", NORMALISERS)
+@pytest.mark.parametrize("rule", ["gain", "gae"])
+def test_states_before_the_first_trained_step_need_no_score(rule: str, scope: str) -> None:
+    """TRAINED begins with step 1: state 0 may be unscored, state 1 may not."""
+    assigner = make_credit(CreditConfig(rule=rule, normaliser=scope))
+    unscored = REWARDS.clone()
+    unscored[..., 0] = math.nan
+    expected = assigner.assign(REWARDS, TRAINED)
+    found = assigner.assign(unscored, TRAINED)
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.zero_variance, expected.zero_variance)
+    unscored[..., 1:3] = math.nan
+    message = (
+        r"credit nan at trained \(group, sample, step\) \(0, 0, 1\): the scored states say nothing "
+        r"about the trained steps \[1, 2\]\. Score state 1 or an earlier one, and state 3 or a later "
+        r"one \(sampling\.scored_states; 0 = pure noise, 10 = image\), or leave those steps out of "
+        r"sampling\.train_steps"
+    )
+    with pytest.raises(ValueError, match=message):
+        assigner.assign(unscored, TRAINED)
+
+
 @dataclass(frozen=True)
 class LastGain:
     """A plug-in: the last gain for all transitions."""

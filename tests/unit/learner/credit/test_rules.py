@@ -82,13 +82,24 @@ def test_gae_over_segments_counts_each_once() -> None:
     assert credit == pytest.approx([first + 0.5 * second] * 2 + [second] * 2)
 
 
-@pytest.mark.parametrize(
-    ("hidden", "named"), [((0,), r"\[0\]"), ((4,), r"\[4\]"), ((0, 4), r"\[0, 4\]")]
-)
+@pytest.mark.parametrize("hidden", [(4,), (0, 4), (0, 1, 2, 3, 4)])
 @pytest.mark.parametrize("rule", [Gain(), Gae(0.5)])
-def test_gains_need_both_ends(rule, hidden, named: str) -> None:
-    with pytest.raises(ValueError, match=rf"states {named} must be scored .*4 = image"):
+def test_gains_need_the_image(rule, hidden) -> None:
+    with pytest.raises(ValueError, match=r"states \[4\] must be scored .*4 = image"):
         rule(hide(REWARDS, *hidden))
+
+
+@pytest.mark.parametrize("hidden", [(0,), (0, 1), (0, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("rule", [Gain(), Gae(0.5)])
+def test_transitions_before_the_first_scored_state_have_no_credit(rule, hidden) -> None:
+    """The later ones have what they would have, were the trajectory to begin at that state."""
+    first = min(set(range(5)) - set(hidden))
+    hidden_rewards = hide(REWARDS, *hidden)
+    credit = rule(hidden_rewards)
+    assert credit.shape == (2, 2, 4)
+    assert credit[..., :first].isnan().all()
+    if first < 4:
+        torch.testing.assert_close(credit[..., first:], rule(hidden_rewards[..., first:]))
 
 
 def test_outcome_needs_the_image() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import DDIMScheduler, StableDiffusion3Pipeline
 from torch import Tensor
 
 from rollout.config import ModelConfig
@@ -146,12 +146,39 @@ def test_a_t5_that_the_index_names_but_the_folder_lacks_is_left_out(
     assert load(folder, "text").encode_prompts(PROMPTS)["prompt_embeds"].shape == (2, 32, 32)
 
 
-def test_a_scheduler_with_another_schedule_is_refused(tiny_sd3: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_sd3, tmp_path / "model"))
+def change_scheduler(folder: Path, **settings: object) -> None:
     path = folder / "scheduler" / "scheduler_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_karras_sigmas": True}))
-    with pytest.raises(ValueError, match=r"sets \['use_karras_sigmas'\]; only FlowMatchEuler"):
-        load(folder, "network").times(4)
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+@pytest.mark.parametrize("key", ["use_karras_sigmas", "stochastic_sampling"])
+def test_a_scheduler_with_another_schedule_is_refused(
+    tiny_sd3: Path, tmp_path: Path, key: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_sd3, tmp_path / "model"))
+    change_scheduler(folder, **{key: True})
+    with pytest.raises(ValueError, match=rf"sets \['{key}'\]; only FlowMatchEuler"):
+        load(folder, "network")
+
+
+def test_another_scheduler_is_refused_by_its_name(tiny_sd3: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_sd3, tmp_path / "model"))
+    DDIMScheduler().save_pretrained(folder / "scheduler")
+    change_index(folder, lambda index: index.update(scheduler=["diffusers", "DDIMScheduler"]))
+    with pytest.raises(ValueError, match="comes with a DDIMScheduler; only FlowMatchEuler"):
+        load(folder, "network")
+
+
+def test_a_scheduler_of_other_timesteps_draws_what_the_pipeline_draws(
+    tiny_sd3: Path, tmp_path: Path
+) -> None:
+    """The network sees t num_train_timesteps, which is 1000 in every published model."""
+    folder = Path(shutil.copytree(tiny_sd3, tmp_path / "model"))
+    change_scheduler(folder, num_train_timesteps=500)
+    latents = torch.randn(2, 8, 8, 8)
+    expected = plain_images(plain_pipeline(folder), latents)
+    assert np.abs(expected - plain_images(plain_pipeline(tiny_sd3), latents)).max() > 0.02
+    assert np.abs(our_images(load(folder), latents) - expected).max() <= 1e-3
 
 
 def test_trained_lora_draws_the_same_in_plain_diffusers(tiny_sd3: Path, tmp_path: Path) -> None:
