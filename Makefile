@@ -1,5 +1,5 @@
 # 'make quickstart' and 'make test' are the two commands that a fresh machine needs.
-# Every target first builds .venv, and builds it anew when pyproject.toml or constraints.txt change.
+# Every target first builds .venv, and installs again when pyproject.toml or constraints.txt change.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -32,7 +32,7 @@ quickstart: $(READY) ## train the shipped model with Stepwise-Flow-GRPO: a quart
 	$(BIN)/flowcredit train configs/quickstart.toml $(OVERRIDES)
 
 demo: $(READY) ## the longer run; stop it and start it again as you like, it continues
-	$(BIN)/flowcredit train configs/demo.toml $(OVERRIDES)
+	$(BIN)/flowcredit train configs/demo.toml $(if $(SEED),run.dir=runs/demo-$(SEED)) $(OVERRIDES)
 
 test: lint ## lint, then every test but the long ones, with coverage and its limits
 	$(BIN)/coverage erase

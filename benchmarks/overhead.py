@@ -244,8 +244,8 @@ def document(rates: Rates, config: RunConfig, command: Sequence[str]) -> str:
         "## The same on both sides",
         f"- **Work**: the same prompts, seeds, slices and network calls. Of each batch: {settings.groups_per_batch} "
         f"groups of {settings.samples_per_group} trajectories, {settings.slices_per_call} slices a call; every scored "
-        f"state decoded, and scored by every reward ({', '.join(config.reward_names)}); PNG previews of "
-        f"{settings.preview_samples} trajectories in {settings.preview_groups} groups; groups sealed as Arrow record "
+        f"state decoded, and scored by every reward ({', '.join(config.reward_names)}); PNG previews "
+        f"kept of {settings.preview_groups} x {settings.preview_samples} trajectories; groups sealed as Arrow record "
         f"batches; credit, loss and optimizer step; new weights checksummed, loaded, and checksummed again.",
         "- **Threads** of each part:",
         threads_table(config),

@@ -101,7 +101,9 @@ def evaluate_checked(reward: Reward, call: RewardCall) -> RewardValues | RewardF
     """
     images = call.images.view()
     images.flags.writeable = False
-    metadata = [dict(entry) for entry in call.metadata]  # a group's images share one; so does a retry
+    metadata = [
+        dict(entry) for entry in call.metadata
+    ]  # a group's images share one; so does a retry
     try:
         answer = cast(object, reward(images, list(call.prompts), metadata))
         return RewardValues(columns=_checked_columns(reward.name, answer, call))

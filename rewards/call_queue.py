@@ -84,9 +84,10 @@ class CallQueue:
                 return index + 1, True
         return len(self._pieces), False
 
-    def take(self) -> list[Piece]:
-        """Remove the next batch."""
-        return [self._pieces.popleft() for _ in range(self.head()[0])]
+    def take(self, *, alone: bool = False) -> list[Piece]:
+        """Remove the next batch, or only its first piece."""
+        num_pieces = self.head()[0]
+        return [self._pieces.popleft() for _ in range(min(num_pieces, 1) if alone else num_pieces)]
 
 
 def settle(piece: Piece, answer: Answer, reward: str) -> RewardFailure | None:

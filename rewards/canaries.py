@@ -48,13 +48,6 @@ def check_canaries(reward: Reward) -> CanaryResult:
     return judge_canaries(reward.name, canaries, answer)
 
 
-def require_canaries(reward: Reward) -> CanaryResult:
-    """check_canaries, but raises CanaryError with every problem."""
-    result = check_canaries(reward)
-    raise_for_canaries(result)
-    return result
-
-
 def raise_for_canaries(result: CanaryResult) -> None:
     """Raise CanaryError when there are problems; log the result otherwise."""
     if result.problems:

@@ -31,9 +31,14 @@ class MicroBatcher:
 
     A batch takes pieces (calls, cut to max_batch) in the order of arrival while they fit in
     `max_batch` images and share height and width. A merged batch that fails is computed again,
-    each piece alone. A batch that passes `timeout_s` fails for every call in it (a hang tried again
-    piece by piece would hang for longer); the stuck thread is abandoned and a new one takes its
-    place, so the reward object may then be inside two threads at once.
+    each piece alone. A batch that passes `timeout_s` fails for every call in it (its callers must
+    not wait for a hang tried again piece by piece), and as many pieces as it had are then taken
+    unmerged, so that a caller who tries again fails by its own images only.
+
+    The hung thread is abandoned and a new one takes its place, so the reward object may then be
+    inside two threads at once, and never in more: when the new one hangs too while the first still
+    runs, the server is stuck, and every batch waits up to `timeout_s` for either of them to end
+    before it fails.
 
     It belongs to one event loop. Attributes: `reward`; `stats`, whose `snapshot()` that loop reads.
     """
@@ -61,7 +66,10 @@ class MicroBatcher:
         self._dispatcher: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Future[Answer]] = set()
         self._closing = False
+        self._num_alone = 0  # pieces to take unmerged
         self._thread = self._new_thread()
+        self._running: asyncio.Future[Answer] | None = None  # the last call in _thread
+        self._abandoned: asyncio.Future[Answer] | None = None  # the call of the abandoned thread
 
     async def submit(self, call: RewardCall) -> Answer:
         """Score a call of any number of images, in batches with others'.
@@ -97,6 +105,8 @@ class MicroBatcher:
         if self._dispatcher is not None:
             await asyncio.wait([self._dispatcher])
         self._thread.close()
+        for hung in self._hung():
+            hung.cancel()  # its answer would reach a loop that has ended
 
     async def _dispatch(self) -> None:
         while await self._fill():
@@ -107,7 +117,7 @@ class MicroBatcher:
         while True:
             self._wake.clear()
             num_pieces, full = self._queue.head()
-            if full or self._closing:
+            if full or self._closing or (num_pieces and self._num_alone):
                 return num_pieces > 0
             remaining_s = None
             oldest_s = self._queue.oldest_s
@@ -122,7 +132,8 @@ class MicroBatcher:
 
     def _take(self) -> list[Piece]:
         """Remove the next batch from the queue."""
-        batch = self._queue.take()
+        batch = self._queue.take(alone=self._num_alone > 0)
+        self._num_alone = max(self._num_alone - 1, 0)
         now = time.monotonic()
         self.stats.queued_images = self._queue.num_images
         self.stats.wait_s += sum(now - piece.submitted_s for piece in batch)
@@ -138,6 +149,8 @@ class MicroBatcher:
                 self._settle(piece, answer.part(first, stop))
                 first = stop
         elif len(batch) == 1 or answer.kind is FailureKind.TIMEOUT:
+            if len(batch) > 1:
+                self._num_alone = len(batch)
             for piece in batch:
                 self._settle(piece, answer)
         else:
@@ -160,37 +173,69 @@ class MicroBatcher:
 
     async def _compute(self, call: RewardCall) -> Answer:
         """One call of the reward, off the event loop, under the time limit."""
+        if not self._free_thread():
+            await asyncio.wait(
+                self._hung(), timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not self._free_thread():
+                return self._timeout(
+                    call,
+                    "the server is stuck: two calls hang in the reward, and neither ended while "
+                    f"this batch waited for timeout_s = {self._timeout_s:g}",
+                )
         start = time.monotonic()
         self.stats.num_batches += 1
         self.stats.max_batch_images = max(self.stats.max_batch_images, call.num_images)
         future = self._thread.submit(partial(evaluate_checked, self.reward, call))
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout_s)
-        except TimeoutError:
-            self._thread.close()
-            self._thread = self._new_thread()
-            self.stats.num_abandoned_threads += 1
-            logger.error("reward %r hangs: its compute thread was abandoned", self.reward.name)
-            return RewardFailure(
-                kind=FailureKind.TIMEOUT,
-                reward=self.reward.name,
-                message=f"a batch of {call.num_images} images took longer than timeout_s = "
-                f"{self._timeout_s:g}; raise it, or lower max_batch",
-                num_images=call.num_images,
-            )
-        finally:
-            self.stats.compute_s += time.monotonic() - start
+        self._running = asyncio.wrap_future(future)
+        await asyncio.wait([self._running], timeout=self._timeout_s)
+        self.stats.compute_s += time.monotonic() - start
+        if self._running.done():
+            return self._running.result()
+        if not self._free_thread():
+            logger.error("reward %r is stuck: two of its calls hang", self.reward.name)
+        return self._timeout(
+            call,
+            f"a batch of {call.num_images} images took longer than timeout_s = "
+            f"{self._timeout_s:g}; raise it, or lower max_batch",
+        )
+
+    def _hung(self) -> list[asyncio.Future[Answer]]:
+        """The calls that are inside the reward, once the time limit of each has passed."""
+        return [call for call in (self._abandoned, self._running) if call and not call.done()]
+
+    def _free_thread(self) -> bool:
+        """Abandon the thread if it hangs; False when another one that was abandoned still does."""
+        if self._running is None or self._running.done():
+            return True
+        if self._abandoned is not None and not self._abandoned.done():
+            return False
+        self._thread.close()
+        self._thread = self._new_thread()
+        self._abandoned, self._running = self._running, None
+        self.stats.num_abandoned_threads += 1
+        logger.error("reward %r hangs: its compute thread was abandoned", self.reward.name)
+        return True
+
+    def _timeout(self, call: RewardCall, message: str) -> RewardFailure:
+        return RewardFailure(
+            kind=FailureKind.TIMEOUT,
+            reward=self.reward.name,
+            message=message,
+            num_images=call.num_images,
+        )
 
     def _dispatcher_ended(self, task: asyncio.Task[None]) -> None:
         """A bug in the dispatcher reaches every caller, so that none waits for ever."""
-        error = None if task.cancelled() else task.exception()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             return
         self._closing = True
-        logger.critical("the server of reward %r broke", self.reward.name, exc_info=error)
-        for answer in self._waiting:
-            if not answer.done():
-                answer.set_exception(RuntimeError(f"the reward server broke: {error!r}"))
+        waiting = [answer for answer in self._waiting if not answer.done()]
+        if waiting or not task.cancelled():  # the end of the loop cancels everybody: no fault
+            logger.critical("the server of reward %r broke", self.reward.name, exc_info=error)
+        for answer in waiting:
+            answer.set_exception(RuntimeError(f"the reward server broke: {error!r}"))
 
     def _new_thread(self) -> ComputeThread[Answer]:
         return ComputeThread(f"reward-{self.reward.name}")

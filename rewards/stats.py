@@ -27,7 +27,7 @@ class RewardStats:
     num_failures: dict[FailureKind, int] = field(default_factory=_no_failures)
     """Calls answered with a failure, by kind."""
     num_abandoned_threads: int = 0
-    """Compute threads given up because a reward call passed timeout_s."""
+    """Compute threads given up because a reward call passed timeout_s; at most one at a time."""
     max_batch_images: int = 0
     """Images of the largest batch so far."""
     queued_images: int = 0

@@ -1,12 +1,14 @@
 """Working, validating stand-ins for the parts of the system: they check what they are given."""
 
+import asyncio
 import threading
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import Canaries, RewardCall
+from rewards.base import Canaries, HasCanaries, Reward, RewardCall, evaluate_checked
+from rewards.canaries import CanaryResult, canary_call, judge_canaries
 
 # ------------------------------------------------------------------------------------------ rewards
 
@@ -28,6 +30,13 @@ def reward_call(
         samples=np.arange(num, dtype=np.int32),
         states=np.zeros(num, np.int32),
     )
+
+
+def judge_own_canaries(reward: Reward) -> CanaryResult:
+    """The reward's canaries, scored without a server."""
+    canaries = reward.canaries() if isinstance(reward, HasCanaries) else None
+    answer = None if canaries is None else evaluate_checked(reward, canary_call(canaries))
+    return judge_canaries(reward.name, canaries, answer)
 
 
 class BrightnessReward:
@@ -78,7 +87,15 @@ class BrightnessReward:
 
 
 FaultMode = Literal[
-    "none", "nan", "wrong_count", "raises", "exits", "hangs", "wrong_type", "no_own_column"
+    "none",
+    "nan",
+    "wrong_count",
+    "raises",
+    "exits",
+    "cancels",
+    "hangs",
+    "wrong_type",
+    "no_own_column",
 ]
 
 
@@ -86,9 +103,9 @@ class FaultyReward(BrightnessReward):
     """Brightness, except that a batch with a prompt that holds `marker` goes wrong.
 
     nan: that image's value is NaN | wrong_count: one value too few | raises: ZeroDivisionError |
-    exits: SystemExit | hangs: until `release` is set | wrong_type: a list instead of columns |
-    no_own_column: only the recorded column. `marker` = "" hits every batch. `entered` is set once a
-    hang has begun.
+    exits: SystemExit | cancels: asyncio.CancelledError | hangs: until `release` is set |
+    wrong_type: a list instead of columns | no_own_column: only the recorded column. `marker` = ""
+    hits every batch. `entered` is set once a hang has begun.
     """
 
     def __init__(self, mode: FaultMode, marker: str = "bad") -> None:
@@ -116,6 +133,8 @@ class FaultyReward(BrightnessReward):
                 raise ZeroDivisionError("the reward model is broken")
             case "exits":
                 raise SystemExit(3)
+            case "cancels":
+                raise asyncio.CancelledError
             case "hangs":
                 self.entered.set()
                 self.release.wait()

@@ -114,7 +114,8 @@ def _without_credit(raw: Tensor, bad: Tensor) -> str:
     """What to say of the trained transitions `bad` [G, N, T], and which states would help."""
     first = tuple(int(i) for i in torch.nonzero(bad)[0])
     text = f"credit {raw[first].item()} at trained (group, sample, step) {first}"
-    steps = torch.nonzero((bad & raw.isnan()).any(dim=0).any(dim=0)).flatten().tolist()
+    unknown = (bad & raw.isnan()).flatten(0, 1).any(dim=0)
+    steps = [int(step) for step in torch.nonzero(unknown).flatten()]
     if not steps:
         return text
     return (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.config import ObjectiveConfig
-from learner.credit import Gain, Outcome
+from learner.credit import Gain, Outcome, ScoredStates
 from learner.credit.normaliser import joint
 from learner.objective import ObjectiveOutput, PpoClip
 from rollout.config import ModelConfig
@@ -180,7 +180,9 @@ class Running(Outcome):
 class Relative(Gain):
     """Asks for the image only, and divides by what went before."""
 
-    scored_states = "final"
+    @property
+    def scored_states(self) -> ScoredStates:
+        return "final"
 
     def __call__(self, reward_values: Tensor) -> Tensor:
         return reward_values.diff(dim=-1) / reward_values[..., :-1]

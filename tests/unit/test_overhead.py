@@ -45,10 +45,12 @@ def told_seconds(config: RunConfig, iterations: int, folder: str) -> list[float]
     return [1000.0, 2.0, 4.0, 2.0]
 
 
+@pytest.mark.slow
 def test_the_first_iteration_is_left_out(config: RunConfig) -> None:
     assert overhead.measure(told_seconds, config, 4) == 16 / 2.0
 
 
+@pytest.mark.slow
 def test_a_side_that_raises_or_dies_ends_the_measurement(config: RunConfig) -> None:
     with pytest.raises(LookupError, match="quickstart 2"):
         overhead.measure(raises, config, 2)
@@ -90,7 +92,7 @@ def test_the_page_says_what_was_measured(config: RunConfig) -> None:
     assert "| system | 48.00 | 0.33 | 45.00, 55.00, 48.00 |" in text
     assert "| learner | 1 | `learner.threads_per_rank` |" in text
     assert "benchmarks.overhead 'a b'" in text
-    assert "PNG previews of 3 trajectories in 1 groups" in text
+    assert "kept of 1 x 3 trajectories" in text
 
 
 def test_main_measures_in_turn_and_writes(

@@ -80,3 +80,26 @@ def test_a_missing_file_and_a_missing_table_are_named(tmp_path):
     empty.write_text("[run\n")
     with pytest.raises(ConfigError, match="is not valid TOML"):
         load(empty)
+
+
+def test_the_two_quickstarts_differ_in_credit_and_kernel_alone():
+    stepwise, outcome = (
+        load(f"configs/{name}.toml").model_dump() for name in ("quickstart", "quickstart_outcome")
+    )
+    for table, key in (
+        ("run", "name"),
+        ("credit", "rule"),
+        ("sampling", "kernel"),
+        ("sampling", "scored_states"),
+    ):
+        stepwise[table].pop(key)
+        outcome[table].pop(key)
+    assert stepwise == outcome
+
+
+@pytest.mark.parametrize(
+    "override", ["rollout.samples_per_slice=0", "rollout.samples_per_slice=-4", "learner.lr=inf"]
+)
+def test_numbers_that_make_no_sense_are_refused(override):
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        load(QUICKSTART, [override])

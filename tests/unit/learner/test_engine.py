@@ -114,12 +114,15 @@ def test_state_loaded_before_the_first_step_counts(stage: int) -> None:
 
 
 @pytest.mark.parametrize("num_good", [0, 2])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("precision", "stage"),
+    [*(("fp32", stage) for stage in STAGES), *(("bf16", stage) for stage in (1, 2, 3))],
+)
 def test_a_gradient_that_is_not_finite_moves_nothing(
     stage: int, precision: str, num_good: int
 ) -> None:
-    """Before the first step there are no moments to spoil; after two there are."""
+    """Before the first step there are no moments to spoil; after two there are. bf16 without ZeRO
+    runs as stage 1."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     engine = make_engine(stage, make_network().to(dtype), precision=precision)
 

@@ -1,5 +1,6 @@
 """Values or a typed failure: what a reward may return, and what becomes of everything else."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,7 @@ def test_an_exception_becomes_a_failure_with_its_traceback() -> None:
         ("wrong_count", FailureKind.WRONG_COUNT),
         ("raises", FailureKind.EXCEPTION),
         ("exits", FailureKind.EXCEPTION),
+        ("cancels", FailureKind.EXCEPTION),
         ("wrong_type", FailureKind.WRONG_TYPE),
         ("no_own_column", FailureKind.WRONG_TYPE),
     ],
@@ -181,6 +183,29 @@ def test_a_reward_that_writes_into_its_images_fails_and_they_stay_as_they_were()
     assert "read-only" in result.message
     assert call.images.flags.writeable
     np.testing.assert_array_equal(call.images, 7)
+
+
+def test_a_reward_that_changes_metadata_changes_its_own_copy() -> None:
+    """A group's images share one dict, and a retry gets the same call."""
+
+    class Pops(BrightnessReward):
+        def __call__(self, images: Any, prompts: Any, metadata: Any) -> Any:
+            assert [entry.pop("tag") for entry in metadata] == ["colors"] * len(images)
+            return super().__call__(images, prompts, metadata)
+
+    call = replace(reward_call([1, 2, 3]), metadata=[{"tag": "colors"}] * 3)
+    for _ in range(2):
+        assert isinstance(evaluate_checked(Pops(), call), RewardValues)
+    assert call.metadata == [{"tag": "colors"}] * 3
+
+
+def test_an_interrupt_from_the_keyboard_is_no_failure_of_the_reward() -> None:
+    class Interrupted(BrightnessReward):
+        def __call__(self, images: Any, prompts: Any, metadata: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_checked(Interrupted(), reward_call([1]))
 
 
 def test_parts_of_a_call_join_to_the_call() -> None:

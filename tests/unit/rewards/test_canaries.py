@@ -11,13 +11,12 @@ from rewards.base import Canaries
 from rewards.canaries import (
     CanaryError,
     canary_call,
-    check_canaries,
     judge_canaries,
-    require_canaries,
+    raise_for_canaries,
 )
 from rewards.jpeg import JpegReward
 from rewards.server import MicroBatcher
-from tests.fakes import BrightnessReward, FaultyReward
+from tests.fakes import BrightnessReward, FaultyReward, judge_own_canaries
 
 
 class Inverted(BrightnessReward):
@@ -37,30 +36,32 @@ class NoCanaries:
 
 def test_a_right_reward_passes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rewards.canaries")
-    result = require_canaries(BrightnessReward())
+    result = judge_own_canaries(BrightnessReward())
+    raise_for_canaries(result)
     assert (result.num_canaries, result.problems) == (2, [])
     assert caplog.messages == ["reward 'brightness': 2 canaries pass"]
 
 
 def test_jpeg_passes() -> None:
-    assert require_canaries(JpegReward()).num_canaries == 2
+    assert judge_own_canaries(JpegReward()).num_canaries == 2
 
 
 def test_a_reward_without_canaries_passes_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    result = require_canaries(NoCanaries())
+    result = judge_own_canaries(NoCanaries())
+    raise_for_canaries(result)
     assert (result.num_canaries, result.problems) == (0, [])
     assert str(result) == "reward 'plain': no canaries"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_wrong_value_is_reported_with_image_value_and_interval() -> None:
-    result = check_canaries(Inverted())
+    result = judge_own_canaries(Inverted())
     assert result.problems == [
         "canary 0 (prompt 'a red circle'): value 1 lies outside [0, 0]",
         "canary 1 (prompt 'a red circle'): value 0 lies outside [1, 1]",
     ]
     with pytest.raises(CanaryError, match=r"(?s)2 canary problems.*value 1 lies.*would train on"):
-        require_canaries(Inverted())
+        raise_for_canaries(result)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +72,16 @@ def test_a_wrong_value_is_reported_with_image_value_and_interval() -> None:
     ],
 )
 def test_a_reward_that_fails_on_its_canaries_is_reported(mode: Any, message: str) -> None:
+    result = judge_own_canaries(FaultyReward(mode, marker=""))
     with pytest.raises(CanaryError, match=message):
-        require_canaries(FaultyReward(mode, marker=""))
+        raise_for_canaries(result)
 
 
 def test_bounds_are_inclusive() -> None:
     canaries = BrightnessReward().canaries()
     assert isinstance(canaries, Canaries)
     np.testing.assert_array_equal(canaries.low, canaries.high)
-    assert check_canaries(BrightnessReward()).problems == []
+    assert judge_own_canaries(BrightnessReward()).problems == []
 
 
 def test_canaries_run_through_a_server_under_its_timeout() -> None:

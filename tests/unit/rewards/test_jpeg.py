@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardValues, evaluate_checked
-from rewards.canaries import check_canaries
 from rewards.jpeg import JpegReward
-from tests.fakes import reward_call
+from tests.fakes import judge_own_canaries, reward_call
 
 
 def noise(num: int, size: int = 32) -> np.ndarray:
@@ -55,7 +54,7 @@ def test_a_checked_call_gives_one_column() -> None:
 
 @pytest.mark.parametrize("quality", [1, 5, 50, 95, 100])
 def test_its_canaries_pass_at_every_quality(quality: int) -> None:
-    result = check_canaries(JpegReward(quality))
+    result = judge_own_canaries(JpegReward(quality))
     assert result.num_canaries == 2
     assert result.problems == []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 from rewards.base import FailureKind, RewardFailure
 from rewards.server import MicroBatcher
 from tests.fakes import BrightnessReward, FaultMode, FaultyReward, reward_call
-from tests.unit.rewards.serving import assert_brightness, assert_failure, serve
+from tests.unit.rewards.serving import (
+    LONG_S,
+    assert_brightness,
+    assert_failure,
+    serve,
+    turn_loop,
+)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -62,6 +69,7 @@ def test_any_interleaving_gives_each_caller_exactly_its_own_answer(
         ("wrong_count", FailureKind.WRONG_COUNT),
         ("raises", FailureKind.EXCEPTION),
         ("exits", FailureKind.EXCEPTION),
+        ("cancels", FailureKind.EXCEPTION),
         ("wrong_type", FailureKind.WRONG_TYPE),
         ("no_own_column", FailureKind.WRONG_TYPE),
     ],
@@ -186,6 +194,115 @@ def test_a_hang_is_a_timeout_for_its_callers_and_later_callers_get_values(
     assert "reward 'brightness' hangs: its compute thread was abandoned" in caplog.messages
 
 
+class HangsByTurns(FaultyReward):
+    """Each hang ends when the next one begins, or by `release`: slow rather than dead."""
+
+    def __init__(self) -> None:
+        super().__init__("hangs")
+        self.first_prompts: list[str] = []
+
+    def __call__(self, images: Any, prompts: Any, metadata: Any) -> Any:
+        self.first_prompts.append(prompts[0])
+        if any(self.marker in prompt for prompt in prompts):
+            self.release.set()
+            self.release = threading.Event()
+        return super().__call__(images, prompts, metadata)
+
+
+def test_a_hang_fails_those_it_was_merged_with_once_and_the_guilty_one_again() -> None:
+    async def caller(batcher: MicroBatcher, i: int) -> bool:
+        call = reward_call([i], prompt="bad" if i == 3 else f"good {i}")
+        assert_failure(await batcher.submit(call), FailureKind.TIMEOUT, 1)
+        answer = await batcher.submit(call)
+        if not isinstance(answer, RewardFailure):
+            assert_brightness(answer, [i])
+        return isinstance(answer, RewardFailure)
+
+    async def use(batcher: MicroBatcher) -> None:
+        failed = await asyncio.gather(*(caller(batcher, i) for i in range(8)))
+        assert [i for i in range(8) if failed[i]] == [3]
+        # The others' turns alone are over: calls are merged again.
+        await asyncio.gather(*(batcher.submit(reward_call([i])) for i in range(8)))
+
+    reward = HangsByTurns()
+    batcher = serve(reward, use, timeout_s=0.3)
+    reward.release.set()
+    assert reward.batches == [8, *[1] * 8, 8]
+    assert batcher.stats.num_failures[FailureKind.TIMEOUT] == 9
+    assert batcher.stats.num_abandoned_threads == 2
+
+
+def test_pieces_to_be_taken_alone_do_not_wait_for_others() -> None:
+    async def use(batcher: MicroBatcher) -> None:
+        calls = [batcher.submit(reward_call([1] * 8, prompt=prompt)) for prompt in ("bad", "good")]
+        for answer in await asyncio.gather(*calls):
+            assert_failure(answer, FailureKind.TIMEOUT, 8)
+        assert_brightness(await batcher.submit(reward_call([2])), [2])
+
+    reward = FaultyReward("hangs")
+    serve(reward, use, timeout_s=0.3, max_wait_s=LONG_S)
+    reward.release.set()
+    assert reward.batches == [16, 1]
+
+
+def test_a_server_whose_two_threads_hang_starts_no_third_and_recovers_with_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def use(batcher: MicroBatcher) -> None:
+        bad, good = reward_call([1], prompt="bad"), reward_call([2])
+        for _ in range(2):
+            assert_failure(await batcher.submit(bad), FailureKind.TIMEOUT, 1)
+        assert "reward 'brightness' is stuck: two of its calls hang" in caplog.messages
+        for call in (bad, good, good):
+            answer = await batcher.submit(call)
+            assert_failure(answer, FailureKind.TIMEOUT, 1)
+            assert isinstance(answer, RewardFailure)
+            assert "the server is stuck: two calls hang in the reward" in answer.message
+        assert reward.batches == [1, 1]  # the others never reached the reward
+        started = set(threading.enumerate()) - before
+        assert [thread.name for thread in started] == ["reward-brightness"] * 2
+        reward.release.set()
+        for _ in range(3):
+            assert_brightness(await batcher.submit(good), [2])
+
+    reward = FaultyReward("hangs")
+    before = set(threading.enumerate())
+    batcher = serve(reward, use, timeout_s=0.2)
+    assert reward.batches == [1, 1, 1, 1, 1]
+    assert batcher.stats.num_batches == 5
+    assert batcher.stats.num_abandoned_threads <= 2
+
+
+def test_a_stuck_server_serves_the_waiting_call_as_soon_as_a_hang_ends() -> None:
+    async def use(batcher: MicroBatcher) -> None:
+        for _ in range(2):
+            answer = await batcher.submit(reward_call([1], prompt="bad"))
+            assert_failure(answer, FailureKind.TIMEOUT, 1)
+        waiting = asyncio.create_task(batcher.submit(reward_call([2])))
+        await turn_loop()
+        assert not waiting.done()
+        reward.release.set()
+        assert_brightness(await waiting, [2])
+
+    reward = FaultyReward("hangs")
+    serve(reward, use, timeout_s=0.5)
+    assert reward.batches == [1, 1, 1]
+
+
+def test_a_server_is_closed_while_both_its_threads_hang() -> None:
+    async def use(batcher: MicroBatcher) -> None:
+        for _ in range(2):
+            await batcher.submit(reward_call([1], prompt="bad"))
+
+    reward = FaultyReward("hangs")
+    serve(reward, use, timeout_s=0.1)
+    reward.release.set()  # their answers find the loop gone, and nobody is told
+    for thread in threading.enumerate():
+        if thread.name == "reward-brightness":
+            thread.join(10)
+    assert reward.batches == [1, 1]
+
+
 def test_the_event_loop_answers_while_the_reward_computes() -> None:
     async def use(batcher: MicroBatcher) -> None:
         slow = asyncio.create_task(batcher.submit(reward_call([1], prompt="bad")))
@@ -211,6 +328,25 @@ def test_a_bug_in_the_dispatcher_reaches_every_caller(monkeypatch: pytest.Monkey
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(answer, RuntimeError)
             assert "the reward server broke: KeyError('ours')" in str(answer)
+        with pytest.raises(RuntimeError, match="the server of reward 'brightness' is closed"):
+            await batcher.submit(reward_call([1]))
+
+    serve(BrightnessReward(), use)
+
+
+def test_a_cancelled_dispatcher_reaches_every_caller() -> None:
+    """As when a CancelledError escapes from what it awaits."""
+
+    async def broken(_: Any) -> None:
+        raise asyncio.CancelledError
+
+    async def use(batcher: MicroBatcher) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batcher, "_compute", broken)
+            calls = [batcher.submit(reward_call([i])) for i in range(3)]
+            for answer in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(answer, RuntimeError)
+                assert "the reward server broke: CancelledError()" in str(answer)
         with pytest.raises(RuntimeError, match="the server of reward 'brightness' is closed"):
             await batcher.submit(reward_call([1]))
 

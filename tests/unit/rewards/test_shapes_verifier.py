@@ -48,7 +48,7 @@ def _rules_out(scene, wanted):
 @pytest.fixture(scope="module")
 def scenes():
     rng = np.random.default_rng(0)
-    records = eval_records() * 2
+    records = eval_records()
     return records, np.stack([render(record, rng) for record in records])
 
 
@@ -151,13 +151,14 @@ def test_graded_falls_step_by_step_as_an_image_is_blurred():
 def test_noise_grey_and_half_denoised_images_score_low(scenes):
     records, images = scenes
     rng = np.random.default_rng(3)
-    noise = rng.integers(0, 256, size=(300, 32, 32, 3), dtype=np.uint8)
-    assert max(v.graded for v in judge(noise, records[:300])) <= 0.05
+    records, images = records[::4], images[::4]
+    noise = rng.integers(0, 256, size=images.shape, dtype=np.uint8)
+    assert max(v.graded for v in judge(noise, records)) <= 0.05
     for level in (0, 30, 60, 128, 200, 255):
         plain = np.full((6, 32, 32, 3), level, dtype=np.uint8)
-        assert max(v.graded for v in judge(plain, records[::92][:6])) == 0.0
-    mixed = 0.5 * images[:300] + 0.5 * rng.normal(128, 64, (300, 32, 32, 3))
-    verdicts = judge(np.clip(mixed, 0, 255).astype(np.uint8), records[:300])
+        assert max(v.graded for v in judge(plain, records[::46])) == 0.0
+    mixed = 0.5 * images + 0.5 * rng.normal(128, 64, images.shape)
+    verdicts = judge(np.clip(mixed, 0, 255).astype(np.uint8), records)
     assert not any(v.strict for v in verdicts)
     assert np.mean([v.graded for v in verdicts]) <= 0.05
 
