@@ -1,6 +1,6 @@
 """Golden vectors of Flow-GRPO's step and log-prob.
 
-The formula is the one of its `sde_step_with_logprob` as papers.md section 2 (b) quotes it, written
+The formula is the one of its `sde_step_with_logprob` as docs/papers.md section 2 quotes it, written
 here in numpy float64, independent of rollout.flow. `python -m tests.golden.flow_grpo` rewrites
 flow_grpo.json, next to this file, from inputs that are stored in it.
 """
@@ -56,7 +56,7 @@ def generate() -> dict[str, object]:
         )
     return {
         "generated_by": "tests/golden/flow_grpo.py:generate",
-        "source": "papers.md section 2 (b), [C]: Flow-GRPO's sde_step_with_logprob, float64",
+        "source": "docs/papers.md section 2, [C]: Flow-GRPO's sde_step_with_logprob, float64",
         "noise_level": NOISE_LEVEL,
         "second_time": sigmas()[1],
         "cases": cases,

@@ -17,7 +17,7 @@ Array = np.ndarray
 
 
 def shifted_times(num_steps: int, shift: float) -> list[float]:
-    """papers.md section 0: u = linspace(1, t_min, T), t = shift u / (1 + (shift - 1) u), then 0."""
+    """docs/papers.md section 0: u = linspace(1, t_min, T), t = shift u / (1 + (shift - 1) u), then 0."""
     t_min = shift * 0.001 / (1 + (shift - 1) * 0.001)
     grid = [1 + (t_min - 1) * i / (num_steps - 1) for i in range(num_steps)]
     return [shift * u / (1 + (shift - 1) * u) for u in grid] + [0.0]

@@ -45,13 +45,13 @@ Slow = Callable[[NDArray[np.float64], list[int]], NDArray[np.float64]]
 
 
 def joint_gains(rewards: NDArray[np.float64], steps: list[int]) -> NDArray[np.float64]:
-    """papers.md section 1: gains, one mean and std over all of a group's."""
+    """docs/papers.md section 1: gains, one mean and std over all of a group's."""
     gains = np.diff(rewards, axis=1)[:, steps]
     return np.clip((gains - gains.mean()) / (gains.std() + 1e-4), -5, 5)
 
 
 def group_outcome(rewards: NDArray[np.float64], steps: list[int]) -> NDArray[np.float64]:
-    """papers.md section 2: the image's reward, standardised in its group, at every step."""
+    """docs/papers.md section 2: the image's reward, standardised in its group, at every step."""
     images = rewards[:, -1]
     values = np.clip((images - images.mean()) / (images.std() + 1e-4), -5, 5)
     return np.repeat(values[:, None], len(steps), axis=1)
@@ -66,7 +66,7 @@ def slow_gradient(
     advantages_of: Slow = joint_gains,
     guidance_scale: float = 1.0,
 ) -> tuple[dict[str, Tensor], int]:
-    """One transition at a time: papers.md section 1 (b) and (c). Also counts clipped transitions."""
+    """One transition at a time: docs/papers.md section 1 and (c). Also counts clipped transitions."""
     family = load_family(ModelConfig(path=str(model)), torch.device("cpu"), parts=("network",))
     attach_lora(family.network, 4, 8.0, family.lora_targets, SEED)
     load_tensors(family.network, tensors)

@@ -23,7 +23,7 @@ def plan(credit: Any = "all", **settings: Any) -> StepPlan:
 
 
 def test_the_ten_step_ddim_plan_equals_the_table_of_the_papers() -> None:
-    """papers.md section 0, DDIM-SDE eta = .7, with the literal first step."""
+    """docs/papers.md section 0, DDIM-SDE eta = .7, with the literal first step."""
     made = plan(first_step="literal")
     expected = (0, 0.128, 0.177, 0.209, 0.227, 0.228, 0.205, 0.142, 0.0053, 0)
     assert made.std == pytest.approx(expected, abs=6e-4)

@@ -50,7 +50,7 @@ def test_equal_rewards_give_zero_advantages(rule: str, scope: str) -> None:
 
 def test_deterministic_steps_stay_out_of_the_normalisation() -> None:
     """The literal DDIM-SDE does not act at its first and last step, and hardly at the one before:
-    whatever happens to their gains, the trained advantages don't move (papers.md section 1 (f))."""
+    whatever happens to their gains, the trained advantages don't move (docs/papers.md section 1)."""
     times = shifted_times(10, 3.0).tolist()
     kernel = make_kernel("ddim_sde", 0.7, "literal", times[1])
     stds = [kernel.coefficients(t, s).std for t, s in pairwise(times)]

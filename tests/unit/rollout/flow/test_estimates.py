@@ -106,7 +106,7 @@ def test_two_thousand_substeps_reach_the_exact_flow_map(data_std: float) -> None
 
 @pytest.mark.parametrize(("num_substeps", "error"), [(1, 0.88), (2, 0.48), (5, 0.21), (10, 0.11)])
 def test_the_error_of_the_refinement_is_that_of_the_digest(num_substeps: int, error: float) -> None:
-    """papers.md section 1 (e): data std .5, t = .8, relative to the flow map."""
+    """docs/papers.md section 1: data std .5, t = .8, relative to the flow map."""
     x, t = X[:1], torch.tensor([0.8], dtype=torch.float64)
 
     def velocity(x: Tensor, t: Tensor) -> Tensor:

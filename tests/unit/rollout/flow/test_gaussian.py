@@ -51,7 +51,7 @@ def test_kl_exact_is_the_divergence_of_two_gaussians() -> None:
 
 @pytest.mark.parametrize("i", range(10))
 def test_kl_of_flow_sde_in_closed_form(i: int) -> None:
-    """papers.md section 2: (Dt/2) (sigma (1-t)/(2t) + 1/sigma)^2 ||dv||^2; the first step's sigma
+    """docs/papers.md section 2: (Dt/2) (sigma (1-t)/(2t) + 1/sigma)^2 ||dv||^2; the first step's sigma
     is that of the clamped time."""
     t, t_next = TIMES[i], TIMES[i + 1]
     c = make_kernel("flow_sde", 0.7, "clamp", TIMES[1]).coefficients(t, t_next)
@@ -79,7 +79,7 @@ def test_kl_velocity_is_half_the_mean_square() -> None:
 
 @pytest.mark.parametrize(("name", "eta", "steps"), STOCHASTIC)
 def test_log_ratio_identity_of_every_kernel_and_step(name: str, eta: float, steps: range) -> None:
-    """papers.md section 15: log-ratio = -(w dv . eps) - (w dv)^2 / 2 per dimension."""
+    """docs/papers.md section 0: log-ratio = -(w dv . eps) - (w dv)^2 / 2 per dimension."""
     kernel = make_kernel(name, eta, "clamp", TIMES[1])
     for i in steps:
         t, t_next = TIMES[i], TIMES[i + 1]

@@ -56,7 +56,7 @@ def test_total_noise_is_the_schedule_s(name: str, eta: float) -> None:
 
 
 def test_flow_sde_adds_the_excess_of_the_table() -> None:
-    """papers.md section 0, a = .7."""
+    """docs/papers.md section 0, a = .7."""
     excess = [0.040, 0.058, 0.024, 0.018, 0.018, 0.021, 0.032, 0.063, 0.231, 0.007]
     for i in STEPS:
         c = coefficients("flow_sde", i, 0.7)
@@ -77,14 +77,14 @@ def test_flow_sde_adds_the_excess_of_the_table() -> None:
     ],
 )  # fmt: skip
 def test_std_of_each_step_is_that_of_the_table(name: str, eta: float, first_step, table) -> None:
-    """papers.md section 0; the clamped first step is from section 15b."""
+    """docs/papers.md section 0; the clamped first step is from section 15b."""
     stds = [coefficients(name, i, eta, first_step).std for i in STEPS]
     assert stds == pytest.approx(table, abs=6e-4)
     assert [std == 0 for std in stds] == [value == 0 for value in table]
 
 
 def test_sensitivities_are_those_of_the_digest() -> None:
-    """papers.md section 0, steps 1 .. 8."""
+    """docs/papers.md section 0, steps 1 .. 8."""
 
     def at(name: str, eta: float, i: int) -> float:
         c = coefficients(name, i, eta)
