@@ -1,7 +1,7 @@
 """Start-up check of a reward: inputs with a known answer, before any update trusts it.
 
-With a server, `await batcher.submit(canary_call(canaries))` and `judge_canaries` do the same under
-its timeout.
+They go through the reward's server, under its timeout: `await batcher.submit(canary_call(canaries))`, then
+`judge_canaries`, then `raise_for_canaries`.
 """
 
 import logging
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewards.base import Canaries, HasCanaries, Reward, evaluate_checked
+from rewards.base import Canaries
 from rewards.records import RewardCall, RewardFailure, RewardValues
 
 logger = logging.getLogger(__name__)
@@ -37,15 +37,6 @@ class CanaryResult:
             return f"reward {self.reward!r}: {self.num_canaries} canaries pass"
         lines = "\n  ".join(self.problems)
         return f"reward {self.reward!r}: {len(self.problems)} canary problems:\n  {lines}"
-
-
-def check_canaries(reward: Reward) -> CanaryResult:
-    """Score the reward's canaries, compare with their intervals; a bad value does not raise."""
-    if not isinstance(reward, HasCanaries):
-        return judge_canaries(reward.name, None, None)
-    canaries = reward.canaries()
-    answer = evaluate_checked(reward, canary_call(canaries))
-    return judge_canaries(reward.name, canaries, answer)
 
 
 def raise_for_canaries(result: CanaryResult) -> None:

