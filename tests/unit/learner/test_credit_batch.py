@@ -120,9 +120,9 @@ def test_another_reduction_of_log_probs_is_refused(groups: list[RecordBatch]) ->
 
 
 def test_rewards_that_the_rule_cannot_use_are_refused(groups: list[RecordBatch]) -> None:
-    """The first state's reward is missing, which gains need."""
+    """The first state's reward is missing, and step 0 is trained on its gain."""
     bare = groups[0].select([n for n in groups[0].schema.names if not n.startswith("reward")])
     rewards = read_group(groups[0]).rewards.copy()
     rewards[:, 0] = np.nan
-    with pytest.raises(ValueError, match=r"states \[0\] must be scored"):
+    with pytest.raises(ValueError, match="Score state 0 or an earlier one, and state 1 or a later"):
         read_batch([seal_group([bare], rewards, {})], CREDIT)
