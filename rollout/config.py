@@ -48,8 +48,9 @@ class SamplingConfig(Section):
     """Transitions with a smaller std are taken but neither trained nor normalised over."""
     train_steps: list[int] | None = None
     """Transitions (0 = first) that may be trained; none means every one whose std reaches min_std."""
-    scored_states: Literal["auto", "all", "final"] | list[int] = "auto"
-    """States whose clean estimate is scored (0 = pure noise, T = image); auto asks the credit rule."""
+    scored_states: Literal["auto", "all", "trained", "final"] | list[int] = "auto"
+    """States whose clean estimate is scored (0 = pure noise, T = image): all, both ends of each trained transition and
+    the image (trained), the image alone (final), or a list; auto asks the credit rule."""
     num_substeps: int = Field(default=1, ge=1)
     """T': Euler substeps of a clean estimate; 1 is Tweedie's and costs no network call."""
     shared_initial_noise: bool = True

@@ -51,7 +51,7 @@ class StepPlan:
 def make_plan(
     sampling: SamplingConfig,
     times: "Iterable[float] | Tensor",
-    credit_scored_states: Literal["all", "final"],
+    credit_scored_states: Literal["all", "trained", "final"],
 ) -> StepPlan:
     """Lay out `sampling` over the family's `times` [T + 1] (floats or a tensor).
 
@@ -81,7 +81,7 @@ def make_plan(
         noise_coefficient=tuple(c.noise for c in coefficients),
         std=std,
         trained=trained,
-        scored=_scored_states(sampling, credit_scored_states),
+        scored=_scored_states(sampling, credit_scored_states, trained),
         num_substeps=sampling.num_substeps,
         kernel=sampling.kernel,
         eta=sampling.eta,
@@ -151,13 +151,18 @@ def _train_steps(sampling: SamplingConfig) -> set[int]:
     return set(steps)
 
 
-def _scored_states(sampling: SamplingConfig, credit_scored_states: str) -> tuple[int, ...]:
+def _scored_states(
+    sampling: SamplingConfig, credit_scored_states: str, trained: tuple[bool, ...]
+) -> tuple[int, ...]:
     last = sampling.num_steps
     chosen = sampling.scored_states
     if chosen == "auto":
         chosen = credit_scored_states
     if chosen == "all":
         return tuple(range(last + 1))
+    if chosen == "trained":
+        steps = [step for step, is_trained in enumerate(trained) if is_trained]
+        chosen = [*steps, *(step + 1 for step in steps), last]
     if chosen == "final":
         return (last,)
     assert not isinstance(chosen, str), chosen

@@ -55,7 +55,7 @@ class RolloutWorker:
         settings: RolloutConfig,
         adapter: AdapterSpec,
         run_seed: int,
-        credit_scored_states: Literal["all", "final"] = "all",
+        credit_scored_states: Literal["all", "trained", "final"] = "all",
     ) -> None:
         """Load the model, without trained weights: `load_weights` comes before the first `sample`.
 

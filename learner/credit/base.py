@@ -7,7 +7,8 @@ from torch import Tensor
 
 from learner.config import CreditConfig
 
-ScoredStates = Literal["all", "final"]
+ScoredStates = Literal["all", "trained", "final"]
+"""Every state | both ends of each trained transition, and the image | the image alone."""
 
 
 class CreditRule(Protocol):

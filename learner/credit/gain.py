@@ -44,8 +44,8 @@ class Gain:
 
     @property
     def scored_states(self) -> ScoredStates:
-        """Every state: each transition then has its own gain."""
-        return "all"
+        """Both ends of each trained transition, which then has its own gain."""
+        return "trained"
 
     @classmethod
     def from_config(cls, config: CreditConfig) -> Self:

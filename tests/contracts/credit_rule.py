@@ -75,7 +75,7 @@ class CreditRuleContract:
 
     def test_the_states_that_it_asks_for_are_enough(self) -> None:
         asked = self.rule().scored_states
-        assert asked in ("all", "final")
+        assert asked in ("all", "trained", "final")
         rewards = self.reward_values()
         if asked == "final":
             rewards[..., :-1] = math.nan

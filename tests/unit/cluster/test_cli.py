@@ -122,7 +122,7 @@ def test_an_untrained_run_needs_base(capsys, tmp_path):
         ("sampling.kernel=sde", "unknown kernel 'sde'"),
         ("sampling.eta=3.0", "eta"),
         ("sampling.min_std=2.0", "no step can be trained"),
-        ("sampling.train_steps=[40]", "40 is not within 0 .. 9"),
+        ("sampling.train_steps=[40]", "40 is not within 0 .. 5"),
         ("sampling.scored_states=[3, 99]", "99"),
         ("credit.rule=gian", "unknown credit rule 'gian'"),
         ("credit.normaliser=all", "unknown normaliser 'all'"),

@@ -90,7 +90,6 @@ def test_the_two_quickstarts_differ_in_credit_and_kernel_alone():
         ("run", "name"),
         ("credit", "rule"),
         ("sampling", "kernel"),
-        ("sampling", "scored_states"),
     ):
         stepwise[table].pop(key)
         outcome[table].pop(key)

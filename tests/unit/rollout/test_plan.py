@@ -49,6 +49,7 @@ def test_trained_steps_need_the_std_and_the_users_leave() -> None:
     [
         ("all", "auto", (0, 1, 2, 3, 4)),
         ("final", "auto", (4,)),
+        ("trained", "auto", (0, 1, 2, 4)),
         ("final", "all", (0, 1, 2, 3, 4)),
         ("all", "final", (4,)),
         ("all", [4, 0, 2, 2], (0, 2, 4)),
