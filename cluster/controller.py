@@ -34,7 +34,7 @@ from typing import Any
 from cluster import gates
 from cluster.assembly import OpenGroup, seal, split_group
 from cluster.backend import Backend, Future, SampleAnswer, ScoreAnswer, WeightsAnswer
-from cluster.buffer import TrajectoryBuffer
+from cluster.buffer import REPLACEMENT_STRIDE, TrajectoryBuffer
 from cluster.config import RunConfig
 from cluster.iteration import IterationClock, IterationRecord
 from cluster.weights import WeightStore, WorkerTable
@@ -127,14 +127,22 @@ class Controller:
             )
 
     def _next_call(self) -> list[SliceRequest] | None:
-        """Return the next slices_per_call slices of one version; fewer only for a dropped group's replacement."""
-        wanted = self.config.rollout.slices_per_call
-        while len(self._slices) < wanted and (request := self._admit()) is not None:
-            self._slices.extend(request)
-        if not self._slices or not self.store.has(self._slices[0].group.policy_version):
+        """Return the next slices_per_call slices of one version, in order of admission.
+
+        Which slices share a call, and so a network batch, follows from the config alone: a dropped group's queued
+        slices stay in place (and are sampled for nothing), and replacements travel apart, in calls of their own.
+        """
+        wanted, call = self.config.rollout.slices_per_call, self._alike()
+        while len(call) < wanted and (slices := self._admit()) is not None:
+            self._slices.extend(slices)
+            call = self._alike()
+        if not call or not self.store.has(call[0].group.policy_version):
             return None
-        version = self._slices[0].group.policy_version
-        return [s for s in self._slices if s.group.policy_version == version][:wanted]
+        return call[:wanted]
+
+    def _alike(self) -> list[SliceRequest]:
+        """Return the queued slices that may share a call with the first one."""
+        return [part for part in self._slices if _kind(part) == _kind(self._slices[0])]
 
     def _admit(self) -> list[SliceRequest] | None:
         admission = self.buffer.admit()
@@ -238,7 +246,6 @@ class Controller:
         gates.check_drops(self.buffer.num_dropped + 1, self.buffer, failure)
         log.warning("group %d is dropped and replaced", group_id)
         del self._groups[group_id]
-        self._slices = deque(s for s in self._slices if s.group.group_id != group_id)
         self.buffer.drop(group_id)
         self.clock.dropped()
 
@@ -284,3 +291,8 @@ class Controller:
         else:
             self.clock.start()
         self._learn_if_ready()
+
+
+def _kind(part: SliceRequest) -> tuple[int, bool]:
+    """What the slices of one call have in common: the version, and whether they replace a dropped group."""
+    return part.group.policy_version, part.group.group_id >= REPLACEMENT_STRIDE

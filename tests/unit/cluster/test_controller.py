@@ -71,6 +71,9 @@ def test_a_group_whose_scoring_keeps_failing_is_replaced_by_a_deterministic_one(
     backend.failing = lambda group_id, attempt: group_id == 5
     controller.run()
     assert [group_id for group_id, _ in backend.trained[1]] == [4, 5 + REPLACEMENT_STRIDE, 6, 7]
+    assert backend.sampled_shapes == {2}, (
+        "two slices a group, two a call: a replacement is a call of its own"
+    )
     assert sum(record.num_dropped for record in records) == 1
 
 
