@@ -29,18 +29,26 @@ from cluster.open_run import settings_that_count
 from cluster.run_folder import CONFIG, ENVIRONMENT, SUMMARY, read_optional, read_run
 
 SHIPPED = "configs/quickstart.toml"
+
+
+def overrides_of(rule: str, kernel: str, num_substeps: int) -> tuple[str, ...]:
+    """The overrides of one arm."""
+    return (
+        f'credit.rule="{rule}"',
+        f'sampling.kernel="{kernel}"',
+        f"sampling.num_substeps={num_substeps}",
+    )
+
+
 ARMS = {
-    "outcome-flow_sde": ('credit.rule="outcome"', 'sampling.kernel="flow_sde"'),
-    "outcome-ddim_sde": ('credit.rule="outcome"', 'sampling.kernel="ddim_sde"'),
-    "gain-flow_sde": ('credit.rule="gain"', 'sampling.kernel="flow_sde"'),
-    "gain-ddim_sde": ('credit.rule="gain"', 'sampling.kernel="ddim_sde"'),
-    "gain-ddim_sde-5": (
-        'credit.rule="gain"',
-        'sampling.kernel="ddim_sde"',
-        "sampling.num_substeps=5",
-    ),
+    "outcome-flow_sde": overrides_of("outcome", "flow_sde", 1),
+    "outcome-ddim_sde": overrides_of("outcome", "ddim_sde", 1),
+    "gain-flow_sde": overrides_of("gain", "flow_sde", 1),
+    "gain-ddim_sde": overrides_of("gain", "ddim_sde", 1),
+    "gain-ddim_sde-3": overrides_of("gain", "ddim_sde", 3),
+    "gain-ddim_sde-5": overrides_of("gain", "ddim_sde", 5),
 }
-"""What tells the arms apart; everything else is the config's. `-5` is T' = 5."""
+"""What tells the arms apart; everything else is the config's. `-3` and `-5` are T' = 3 and 5."""
 ONE_THREAD = ("rollout.num_workers=1", "rollout.threads_per_worker=1", "learner.threads_per_rank=1")
 WHERE: dict[str, Any] = {
     "run": {"dir", "resume", "checkpoint_every", "keep_checkpoints"},

@@ -13,6 +13,7 @@ PAIRS = (
     ("gain-flow_sde", "outcome-flow_sde"),
     ("outcome-ddim_sde", "outcome-flow_sde"),
     ("gain-ddim_sde", "gain-flow_sde"),
+    ("gain-ddim_sde-3", "gain-ddim_sde"),
     ("gain-ddim_sde-5", "gain-ddim_sde"),
 )
 """The first minus the second: the whole change, the credit twice, the kernel twice, T'."""

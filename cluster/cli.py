@@ -3,6 +3,8 @@
 import argparse
 import os
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.console import Console
 from cluster.config import ConfigError, load, user_mistakes
 
 EXIT_MISTAKE, EXIT_FAILED = 2, 1
+PACKAGES = ("rollout", "learner", "rewards", "cluster")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     _quiet_libraries()
     try:
+        check_packages({name: find_spec(name) for name in PACKAGES})
         COMMANDS[args.command](args)
     except ConfigError as error:
         errors.print(f"error: {error}", style="red", markup=False)
@@ -90,6 +94,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f"unrecognized argument: {word}")
     args.overrides += rest
     return args
+
+
+def check_packages(found: dict[str, ModuleSpec | None]) -> None:
+    """Refuse to run a mixture: names as plain as ours may be taken by something else on the import path."""
+    files = {name: spec.origin if spec else None for name, spec in found.items()}
+    if len({Path(file).parents[1] if file else None for file in files.values()}) != 1:
+        raise ConfigError(
+            f"the packages {', '.join(files)} must lie in one folder, but Python finds {files}"
+        )
 
 
 def _quiet_libraries() -> None:

@@ -77,7 +77,8 @@ def test_the_bare_loop_scores_every_slice_with_every_reward(
             )
             total = group.parts["jpeg"] + 0.5 * group.parts["brightness"]
             np.testing.assert_allclose(group.rewards, total)
-            assert np.isfinite(group.rewards).all()
+            scored = np.isfinite(group.rewards).all(axis=0)
+            assert np.flatnonzero(scored).tolist() == list(group.header.plan.scored)
         kept = [
             sum(row is not None and any(row) for row in read_previews(group)) for group in batch
         ]

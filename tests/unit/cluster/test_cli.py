@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from cluster.cli import main
+from cluster.cli import PACKAGES, check_packages, main
+from cluster.config import ConfigError
 from tests.tiny_models import build_tiny_sd3
 
 
@@ -155,3 +158,15 @@ def test_prompt_files_are_json_lines():
     for name in ("train", "eval"):
         for line in Path(f"configs/prompts/shapes_{name}.jsonl").read_text().splitlines():
             assert {"prompt", "tag", "include"} <= json.loads(line).keys()
+
+
+def test_a_package_from_somewhere_else_is_named():
+    found = {name: find_spec(name) for name in PACKAGES}
+    check_packages(found)
+    stray = ModuleSpec("rewards", None, origin="/elsewhere/rewards/__init__.py")
+    with pytest.raises(
+        ConfigError, match=r"must lie in one folder.*'/elsewhere/rewards/__init__\.py'"
+    ):
+        check_packages({**found, "rewards": stray})
+    with pytest.raises(ConfigError, match="must lie in one folder"):
+        check_packages({**found, "rewards": None})

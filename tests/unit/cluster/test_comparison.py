@@ -150,7 +150,7 @@ def test_every_command_is_a_config_that_loads(arm: str, tmp_path: Path) -> None:
     assert (config.run.seed, config.run.num_iterations, config.run.name) == (3, 7, arm)
     assert config.credit.rule == arm.split("-")[0]
     assert config.sampling.kernel == arm.split("-")[1]
-    assert config.sampling.num_substeps == (5 if arm.endswith("-5") else 1)
+    assert config.sampling.num_substeps == (int(arm[-1]) if arm[-1].isdigit() else 1)
     assert config.run.dir == str(tmp_path / arm / "3")
     assert config.evaluation.every == 10
     assert all("=" in word and tomllib.loads(word) for word in words[5:])

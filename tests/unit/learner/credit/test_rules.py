@@ -141,6 +141,6 @@ def test_the_registry_makes_each_rule_from_a_config() -> None:
     }
     assert {name: assigner.scored_states for name, assigner in made.items()} == {
         "outcome": "final",
-        "gain": "all",
+        "gain": "trained",
         "gae": "all",
     }
