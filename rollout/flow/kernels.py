@@ -8,6 +8,7 @@ and a kernel only chooses k (`Coefficients.noise`) and s (`Coefficients.std`).
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Protocol, overload
 
@@ -38,7 +39,7 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True)
-class KernelSettings:
+class KernelSettings(ABC):
     """The fields of every kernel. Raises ValueError when eta is negative, first_step is neither
     "clamp" nor "literal", or second_time isn't in [0, 1)."""
 
@@ -63,8 +64,9 @@ class KernelSettings:
         assert 0 <= t_next < t <= 1, f"no transition from t = {t} to t_next = {t_next}: t falls"
         return self._choose(float(t), float(t_next))
 
+    @abstractmethod
     def _choose(self, t: float, t_next: float) -> Coefficients:
-        raise NotImplementedError
+        """The kernel's formula, for times that `coefficients` has checked."""
 
 
 class Ode(KernelSettings):
