@@ -130,19 +130,11 @@ class BareLoop:
 
     def scores(self, previews: Any, request: Any) -> list[Any]:
         """Every reward's values for one slice, as a reward server would answer."""
-        from cluster.assembly import rows_of
+        from cluster.assembly import reward_call
         from cluster.backend import ScoreAnswer
-        from rewards.base import RewardCall, RewardFailure, evaluate_checked
+        from rewards.base import RewardFailure, evaluate_checked
 
-        rows = rows_of(previews, request)
-        call = RewardCall(
-            images=previews.images[rows],
-            prompts=[previews.prompts[row] for row in rows],
-            metadata=[previews.metadata[row] for row in rows],
-            group_ids=previews.group_ids[rows],
-            samples=previews.samples[rows],
-            states=previews.states[rows],
-        )
+        call = reward_call(previews, request)
         answers = []
         for reward in self.rewards:
             outcome = evaluate_checked(reward, call)

@@ -13,11 +13,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from cluster.assembly import rows_of
+from cluster.assembly import reward_call
 from cluster.backend import SampleAnswer, ScoreAnswer, WeightsAnswer
 from cluster.config import ConfigError, RunConfig
 from learner.credit.base import ScoredStates
-from rewards.base import RewardCall
 from rewards.config import RewardConfig
 from rollout.records import AdapterSpec, EvaluationImages, Previews, SliceRequest
 from rollout.stats import RolloutStats
@@ -95,15 +94,7 @@ class RewardActor:
         return str(result)
 
     async def score(self, previews: Previews, request: SliceRequest | None) -> ScoreAnswer:
-        rows = rows_of(previews, request)
-        call = RewardCall(
-            images=previews.images[rows],
-            prompts=[previews.prompts[row] for row in rows],
-            metadata=[previews.metadata[row] for row in rows],
-            group_ids=previews.group_ids[rows],
-            samples=previews.samples[rows],
-            states=previews.states[rows],
-        )
+        call = reward_call(previews, request)
         outcome = await self.batcher.submit(call)
         return ScoreAnswer(samples=call.samples, states=call.states, outcome=outcome)
 

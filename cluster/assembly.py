@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cluster.backend import ScoreAnswer
-from rewards.base import RewardValues
+from rewards.base import RewardCall, RewardValues
 from rewards.composite import combine
 from rollout.records import GroupRequest, Previews, SliceRequest
 from rollout.trajectory import seal_group
@@ -51,14 +51,22 @@ def split_group(
     ]
 
 
-def rows_of(previews: Previews, request: SliceRequest | None) -> np.ndarray:
-    """Return the rows of the previews that belong to a slice; all of them for None."""
-    if request is None:
-        return np.arange(len(previews.images))
-    return np.flatnonzero(
-        (previews.group_ids == request.group.group_id)
-        & (previews.samples >= request.first)
-        & (previews.samples < request.first + request.count)
+def reward_call(previews: Previews, request: SliceRequest | None) -> RewardCall:
+    """Return what a reward scores of the previews: those that belong to a slice; all of them for None."""
+    rows = np.arange(len(previews.images))
+    if request is not None:
+        rows = np.flatnonzero(
+            (previews.group_ids == request.group.group_id)
+            & (previews.samples >= request.first)
+            & (previews.samples < request.first + request.count)
+        )
+    return RewardCall(
+        images=previews.images[rows],
+        prompts=[previews.prompts[row] for row in rows],
+        metadata=[previews.metadata[row] for row in rows],
+        group_ids=previews.group_ids[rows],
+        samples=previews.samples[rows],
+        states=previews.states[rows],
     )
 
 

@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from learner.config import CreditConfig, LearnerConfig, ObjectiveConfig
 from rewards.config import RewardsConfig
-from rollout.config import ModelConfig, PromptConfig, RolloutConfig, SamplingConfig
-
-
-class Section(BaseModel):
-    """A table of the run's TOML: unknown keys fail, values never change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from rollout.config import ModelConfig, PromptConfig, RolloutConfig, SamplingConfig, Section
 
 
 class RunSection(Section):
