@@ -49,7 +49,7 @@ ARMS = {
     "gain-ddim_sde-5": overrides_of("gain", "ddim_sde", 5),
 }
 """What tells the arms apart; everything else is the config's. `-3` and `-5` are T' = 3 and 5."""
-ONE_THREAD = ("rollout.num_workers=1", "rollout.threads_per_worker=1", "learner.threads_per_rank=1")
+ONE_THREAD = ("rollout.workers=1", "rollout.threads_per_worker=1", "learner.threads_per_rank=1")
 WHERE: dict[str, Any] = {
     "run": {"dir", "resume", "checkpoint_every", "keep_checkpoints"},
     "model": {"path"},

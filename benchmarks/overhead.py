@@ -27,7 +27,7 @@ from benchmarks.marked_section import write_marked
 from cluster.config import RunConfig, load
 
 ONE_THREAD = ("rollout.threads_per_worker=1", "learner.threads_per_rank=1")
-ONE_OF_EACH = ("run.max_policy_lag=0", "rollout.num_workers=1", "learner.num_ranks=1")
+ONE_OF_EACH = ("run.max_policy_lag=0", "rollout.workers=1", "learner.num_ranks=1")
 """What the bare loop is; no override changes it."""
 WANTED = 0.85
 """The ratio that the system has to reach."""
@@ -102,7 +102,7 @@ class BareLoop:
             sampled = self.worker.sample(call)
             for request, slice_ in zip(call, sampled.slices, strict=True):
                 answers = self.scores(sampled.previews, request)
-                groups[request.group.group_id].add(slice_, answers)
+                groups[request.group.group_id].add(request, slice_, answers)
         num_states = len(self.worker.plan.times)
         return [seal(group, self.weights, num_states, shared) for group in groups.values()]
 
@@ -159,9 +159,11 @@ def system(config: RunConfig, iterations: int, folder: str) -> list[float]:
     """Run the whole system without its evaluations; return the seconds of every iteration."""
     import ray
 
-    from cluster.actors import RayBackend, connect
+    from cluster.actors_backend import RayBackend
+    from cluster.actors_cluster import connect
     from cluster.controller import Controller
     from cluster.costs import step_plan
+    from cluster.fleet import make_fleet, start_fleet
     from rollout.prompts import PromptSource
 
     assert iterations == config.run.num_iterations
@@ -169,10 +171,14 @@ def system(config: RunConfig, iterations: int, folder: str) -> list[float]:
     try:
         plan, rule = step_plan(config)
         backend = RayBackend(config, rule.scored_states, folder)
+        fleet = make_fleet(config, backend)
+        learner = backend.start_learner()
+        start_fleet(config, fleet)
+        fleet.events.answer(learner)
         prompts = PromptSource(config.prompts.path, config.prompts.shuffle, config.run.seed)
         seconds: list[float] = []
         Controller(
-            config, plan, backend, prompts, lambda record: seconds.append(record.seconds["total"])
+            config, plan, fleet, prompts, lambda record: seconds.append(record.seconds["total"])
         ).run()
         backend.close()
         return seconds

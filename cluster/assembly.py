@@ -19,16 +19,21 @@ class OpenGroup:
 
     request: GroupRequest
     num_slices: int
-    batches: list[Any] = field(default_factory=list)
-    """pa.RecordBatch of each scored slice."""
+    batches: dict[int, Any] = field(default_factory=dict)
+    """pa.RecordBatch of each scored slice, by its first sample."""
     scores: list[tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]] = field(
         default_factory=list
     )
     """(samples [B], states [B], columns) of each slice and reward."""
 
-    def add(self, batch: Any, answers: list[ScoreAnswer]) -> bool:
+    def has(self, request: SliceRequest) -> bool:
+        """Whether the slice was added."""
+        return request.first in self.batches
+
+    def add(self, request: SliceRequest, batch: Any, answers: list[ScoreAnswer]) -> bool:
         """Take one slice and every reward's values for it; True when the group is whole."""
-        self.batches.append(batch)
+        assert not self.has(request)
+        self.batches[request.first] = batch
         for answer in answers:
             assert isinstance(answer.outcome, RewardValues)
             self.scores.append((answer.samples, answer.states, answer.outcome.columns))
@@ -88,4 +93,4 @@ def seal(group: OpenGroup, weights: dict[str, float], num_states: int, shared: b
         if shared and scored_initial.any():
             table[:, 0] = table[scored_initial, 0][0]
     in_order = dict(sorted(parts.items()))  # not as the answers came in: a file has one schema
-    return seal_group(group.batches, combine(parts, weights), in_order)
+    return seal_group(list(group.batches.values()), combine(parts, weights), in_order)

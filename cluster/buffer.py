@@ -39,21 +39,32 @@ class Admission:
     """Equals position, or position + attempt * REPLACEMENT_STRIDE after a drop."""
     policy_version: int
     """The version that must sample it."""
+    again: bool = False
+    """Whether the position was admitted before, in this process."""
 
 
 class TrajectoryBuffer(Generic[Item]):
     """Invariant: every position is consumed exactly once, in batches of B in order, whatever order they seal in."""
 
     def __init__(
-        self, groups_per_batch: int, max_policy_lag: int, num_batches: int, consumed: int = 0
+        self,
+        groups_per_batch: int,
+        max_policy_lag: int,
+        num_batches: int,
+        consumed: int = 0,
+        attempts: dict[int, int] | None = None,
     ):
-        """`consumed` batches are already behind us (a resumed run); num_batches end the run."""
+        """`consumed` batches are already behind us (a resumed run); num_batches end the run.
+
+        `attempts`: how often the group of a position was dropped before (see `attempts`).
+        """
         assert groups_per_batch >= 1
         assert max_policy_lag >= 0
         assert 0 <= consumed <= num_batches
         self.groups_per_batch, self.max_policy_lag = groups_per_batch, max_policy_lag
         self.num_batches, self.num_consumed = num_batches, consumed
         self._next = consumed * groups_per_batch
+        self._attempts = dict(attempts or {})
         self._retry: list[Admission] = []
         self._open: dict[int, Admission] = {}
         self._sealed: dict[int, Item] = {}
@@ -76,6 +87,12 @@ class TrajectoryBuffer(Generic[Item]):
         """Groups sealed and not consumed."""
         return len(self._sealed)
 
+    @property
+    def attempts(self) -> dict[int, int]:
+        """How often the group of each position that is not consumed was dropped; a checkpoint keeps it."""
+        first = self.num_consumed * self.groups_per_batch
+        return {position: n for position, n in self._attempts.items() if position >= first}
+
     def version_for(self, batch: int) -> int:
         """Return the policy version that samples this batch."""
         return max(0, batch - self.max_policy_lag)
@@ -92,7 +109,8 @@ class TrajectoryBuffer(Generic[Item]):
             if self._next >= last:
                 return None
             version = self.version_for(self._next // self.groups_per_batch)
-            admission = Admission(position=self._next, group_id=self._next, policy_version=version)
+            group_id = self._next + self._attempts.get(self._next, 0) * REPLACEMENT_STRIDE
+            admission = Admission(position=self._next, group_id=group_id, policy_version=version)
             self._next += 1
         self._open[admission.position] = admission
         self.num_admitted += 1
@@ -106,22 +124,21 @@ class TrajectoryBuffer(Generic[Item]):
         """Give up an open group; its position will be admitted again under a replacement id."""
         admission = self._close(group_id)
         self.num_dropped += 1
+        self._attempts[admission.position] = self._attempts.get(admission.position, 0) + 1
         self._retry.append(
             Admission(
                 position=admission.position,
                 group_id=group_id + REPLACEMENT_STRIDE,
                 policy_version=admission.policy_version,
+                again=True,
             )
         )
 
     def _close(self, group_id: int) -> Admission:
         position = group_id % REPLACEMENT_STRIDE
         found = self._open.get(position)
-        assert found == Admission(
-            position=position,
-            group_id=group_id,
-            policy_version=self.version_for(position // self.groups_per_batch),
-        ), f"group {group_id} is not open"
+        assert found is not None, f"group {group_id} is not open"
+        assert found.group_id == group_id, f"group {group_id} is not open, {found.group_id} is"
         return self._open.pop(position)
 
     def batch_ready(self) -> bool:

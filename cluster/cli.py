@@ -1,8 +1,9 @@
-"""The command line: `flowcredit train | resume | evaluate | sample | plan` (also `python -m cluster`)."""
+"""The command line: `flowcredit train | resume | scale | evaluate | sample | plan` (also `python -m cluster`)."""
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,6 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
                 "--prompt", action="append", required=True, help="may be given several times"
             )
             command.add_argument("--seed", type=int, default=0)
+    scale = commands.add_parser("scale", help="change a run's actors while it goes on")
+    scale.add_argument("run", type=Path, help="run folder")
+    scale.add_argument("--rollout-workers", type=int, metavar="N")
+    scale.add_argument("--reward", metavar="NAME", help="with --replicas: which reward's servers")
+    scale.add_argument("--replicas", type=int, metavar="N")
     for command in commands.choices.values():
         command.add_argument(
             "overrides", nargs="*", metavar="section.key=value", help="settings over the file's"
@@ -68,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     _quiet_libraries()
     try:
         check_packages({name: find_spec(name) for name in PACKAGES})
-        COMMANDS[args.command](args)
+        return COMMANDS[args.command](args)
     except ConfigError as error:
         errors.print(f"error: {error}", style="red", markup=False)
         return EXIT_MISTAKE
@@ -82,7 +88,6 @@ def main(argv: list[str] | None = None) -> int:
         cause = getattr(error, "cause", None) or error  # Ray wraps what an actor raised
         errors.print(f"error: {type(cause).__name__}: {cause}", style="red", markup=False)
         return EXIT_FAILED
-    return 0
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -115,18 +120,35 @@ def _quiet_libraries() -> None:
         os.environ.setdefault(name, value)
 
 
-def _train(args: argparse.Namespace) -> None:
+def _train(args: argparse.Namespace) -> int:
     from cluster.train import train
 
-    folder, summary = train(load(args.config, args.overrides), args.address)
-    _show(folder, summary)
+    return _until_stopped(lambda: train(load(args.config, args.overrides), args.address))
 
 
-def _resume(args: argparse.Namespace) -> None:
+def _resume(args: argparse.Namespace) -> int:
     from cluster.train import resume
 
-    folder, summary = resume(args.run, args.overrides, args.address)
-    _show(folder, summary)
+    return _until_stopped(lambda: resume(args.run, args.overrides, args.address))
+
+
+def _until_stopped(run: Callable[[], tuple[Path, dict]]) -> int:
+    from cluster.train import Stopped
+
+    try:
+        _show(*run())
+    except Stopped as stopped:
+        Console(stderr=True, soft_wrap=True).print(str(stopped), markup=False, highlight=False)
+        return stopped.exit_code
+    return 0
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from cluster.scale import scale, status_table
+
+    status = scale(args.run, args.rollout_workers, args.reward, args.replicas, args.address)
+    Console().print(status_table(status))
+    return 0
 
 
 def _show(folder: Path, summary: dict) -> None:
@@ -143,7 +165,7 @@ def _show(folder: Path, summary: dict) -> None:
     )
 
 
-def _plan(args: argparse.Namespace) -> None:
+def _plan(args: argparse.Namespace) -> int:
     from cluster.costs import describe
 
     console = Console()
@@ -151,22 +173,25 @@ def _plan(args: argparse.Namespace) -> None:
         tables = describe(load(args.config, args.overrides))
     for table in tables:
         console.print(table)
+    return 0
 
 
-def _evaluate(args: argparse.Namespace) -> None:
+def _evaluate(args: argparse.Namespace) -> int:
     from cluster.commands import evaluate_target
     from cluster.target import find_target
 
     target = find_target(args.target, args.config, args.overrides, args.base)
     evaluate_target(target, args.out, args.address)
+    return 0
 
 
-def _sample(args: argparse.Namespace) -> None:
+def _sample(args: argparse.Namespace) -> int:
     from cluster.commands import sample_target
     from cluster.target import find_target
 
     target = find_target(args.target, args.config, args.overrides, args.base)
     sample_target(target, args.out, args.address, args.prompt, args.seed)
+    return 0
 
 
 COMMANDS = {
@@ -175,6 +200,7 @@ COMMANDS = {
     "plan": _plan,
     "evaluate": _evaluate,
     "sample": _sample,
+    "scale": _scale,
 }
 
 if __name__ == "__main__":

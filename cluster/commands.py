@@ -9,7 +9,7 @@ from PIL import Image
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from cluster.evaluation import HeldOut, draw, evaluate, gather, held_out, picked
+from cluster.evaluation import EvaluationRun, HeldOut, held_out, picked
 from cluster.evaluation_table import Columns, single_table, summarise, write_jsonl
 from cluster.pictures import grid
 from cluster.run_folder import write_json
@@ -18,11 +18,10 @@ from cluster.target import Target, opened
 
 def evaluate_target(target: Target, out: Path | None, address: str | None) -> None:
     """Score the held-out prompts; print the table, and with `out` keep lines, summary and a grid of images."""
-    with opened(target, address, with_rewards=True) as (config, backend, workers):
-        gather(backend, [backend.check_reward(name) for name in config.reward_names])
+    with opened(target, address, with_rewards=True) as (config, fleet, weights):
         settings = config.evaluation
         lines = held_out(settings.path, settings.num_prompts, settings.seed)
-        seen = evaluate(backend, workers, lines, config)
+        seen = EvaluationRun(fleet, weights, lines, config).run().result()
     table = summarise(seen.records, Columns(graded=settings.graded, strict=settings.strict))
     Console().print(single_table(table, target.description))
     if out is None:
@@ -45,8 +44,8 @@ def sample_target(
         noise_ids=list(range(len(prompts))),
         noise_seed=seed,
     )
-    with opened(target, address, with_rewards=False) as (config, backend, workers):
-        drawn = draw(backend, workers, lines, config.evaluation)
+    with opened(target, address, with_rewards=False) as (config, fleet, weights):
+        drawn = EvaluationRun(fleet, weights, lines, config, scored=False).run().images()
     images = np.concatenate([chunk.images for chunk in drawn])
     latents = np.concatenate([chunk.initial_latents for chunk in drawn])
     out.mkdir(parents=True, exist_ok=True)

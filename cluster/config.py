@@ -32,6 +32,8 @@ class RunSection(Section):
     checkpoint_every: int = Field(default=10, ge=1)
     """Iterations between checkpoints; the last iteration always writes one."""
     keep_checkpoints: int = Field(default=2, ge=1)
+    wait_for_nodes_s: float = Field(default=0.0, ge=0)
+    """How long to wait, at the start, for a cluster that has too little room: an autoscaler may be bringing nodes."""
     record_trajectories: bool = False
     """Mirror every consumed batch to trajectories/*.arrow (latents included: mind the disk)."""
 
@@ -50,13 +52,34 @@ class EvaluationConfig(Section):
     weights: Literal["ema", "raw"] = "ema"
     """Which weights the evaluation after training uses, and which are exported."""
     every: int = Field(default=0, ge=0)
-    """Also evaluate after every so many iterations; 0 means before and after only."""
+    """Also evaluate after every so many iterations, and keep the best checkpoint; 0 means before and after only."""
+    both_kinds: bool = False
+    """In between, evaluate the weights that `weights` does not name as well."""
     batch: int = Field(default=92, ge=1)
     """Images of one network call."""
     graded: str = "shapes"
     """Reward column shown as the graded score."""
     strict: str = "shapes_strict"
     """Reward column shown as the strict (0 or 1) score; empty if there is none."""
+
+
+class FaultsConfig(Section):
+    """What counts as lost, and how much loss a run bears before it gives up."""
+
+    call_timeout_s: float = Field(default=3600.0, gt=0)
+    """A rollout worker that has not answered a call for so long is ended and replaced."""
+    score_timeout_s: float = Field(default=300.0, gt=0)
+    """The same for a reward server: its process, not the reward's own rewards.components.timeout_s."""
+    straggler_factor: float = Field(default=4.0, gt=1)
+    """A call that takes so many times the median is also given to a worker that idles; the first answer wins."""
+    call_attempts: int = Field(default=3, ge=1)
+    """A call that raises an error, or loses its worker, so often ends the run: it is the call's fault."""
+    losses_in_a_row: int = Field(default=10, ge=1)
+    """So many lost workers (or servers of one reward) with no answer in between end the run."""
+    rollbacks_in_a_row: int = Field(default=3, ge=1)
+    """So many roll-backs to the same checkpoint end the run."""
+    restart_delay_s: float = Field(default=1.0, ge=0)
+    """Pause before a replacement that follows a replacement lost at once; doubles up to a minute."""
 
 
 class RunConfig(Section):
@@ -72,6 +95,7 @@ class RunConfig(Section):
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig
+    faults: FaultsConfig = Field(default_factory=FaultsConfig)
 
     @property
     def reward_names(self) -> list[str]:
@@ -88,11 +112,10 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def evaluating_in_between_needs_idle_workers(self) -> "RunConfig":
-        if self.evaluation.every and self.run.max_policy_lag:
+    def both_kinds_need_an_ema(self) -> "RunConfig":
+        if self.evaluation.both_kinds and self.learner.ema_decay == 0:
             raise ValueError(
-                f"evaluation.every = {self.evaluation.every} needs run.max_policy_lag = 0 (it is "
-                f"{self.run.max_policy_lag}): with a lag the workers are never all between two batches"
+                "evaluation.both_kinds = true but learner.ema_decay = 0 keeps raw weights only"
             )
         return self
 

@@ -3,8 +3,8 @@
     PromptSource                                                        (rollout/prompts.py)
         | admit: position p may start while p < (consumed + k + 1) B    (cluster/buffer.py)
         v
-    slices --call--> rollout worker --previews--> reward servers
-        |  at most CALLS_PER_WORKER calls a worker    |  value, or typed failure: rescore, then drop the group
+    calls of slices --> rollout worker --previews--> reward servers     (cluster/pool.py, cluster/scoring.py)
+        |                                             |  value, or typed failure: rescore, then drop the group
         v                                             v
     record batches --------------------------------> seal ------> buffer, in order of position
                                                                     | batch b whole
@@ -15,39 +15,54 @@ What may stand still, and what sets it going again (B groups a batch, k = max_po
 
     who             consumes             waits for                        unblocked by
     admission       prompts              a free place of (k + 1) B        a batch consumed by the learner
-    a worker        calls                the version its call names       the push of that version, proved
+    a call          slices               the version it names             publishing
+    a worker        calls                a proved push of that version    the handshake
     a slice         previews             its rewards                      the reward servers
     the learner     batch b              the last group of batch b        sealing
     publishing      version b + 1        the learner's step               the step's end
 
 Nothing downstream of admission refuses a group, so the straggler that batch b waits for always finds room.
-While one call is scored, its worker samples the next.
+A lost worker's calls are done by another, with the same ids and seeds; whatever comes twice counts once. A lost
+learner ends this loop with PartLost: the run goes back to its last checkpoint (cluster/train.py).
 """
 
 import logging
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cluster import gates
 from cluster.assembly import OpenGroup, seal, split_group
-from cluster.backend import Backend, Future, SampleAnswer, ScoreAnswer, WeightsAnswer
-from cluster.buffer import REPLACEMENT_STRIDE, TrajectoryBuffer
+from cluster.backend import Future, PartLost, SampleAnswer, ScoreAnswer, WeightsAnswer
+from cluster.buffer import REPLACEMENT_STRIDE, Admission, TrajectoryBuffer
 from cluster.config import RunConfig
-from cluster.iteration import IterationClock, IterationRecord
-from cluster.weights import WeightStore, WorkerTable
+from cluster.fleet import Fleet
+from cluster.iteration import IterationClock, IterationRecord, Tally
+from cluster.pool import Call
+from cluster.scoring import ScoreJob
+from cluster.weights import WeightStore
 from learner.stats import LearnerStats
 from rewards.base import RewardFailure
 from rollout.plan import StepPlan
 from rollout.prompts import PromptSource
-from rollout.records import GroupRequest, SliceRequest, WeightReport
+from rollout.records import GroupRequest, SliceRequest
 
 log = logging.getLogger(__name__)
 
-CALLS_PER_WORKER = 2
-"""One is sampled while the next already waits in the worker's queue, so that it never idles on the controller."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPoint:
+    """Where a controller begins: at the start, or at a checkpoint."""
+
+    consumed: int = 0
+    """Batches behind us."""
+    incarnation: int = 0
+    """Counts roll-backs and resumed drivers; every request and group carries it."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """How often the group of a position that is not consumed was dropped."""
+    older: list[WeightsAnswer] = field(default_factory=list)
+    """The versions before the learner's own that batches under way need, in order."""
 
 
 @dataclass(slots=True)
@@ -55,11 +70,11 @@ class OpenSlice:
     """A sampled slice on its way through the reward servers."""
 
     request: SliceRequest
+    call: Call
     sampled: SampleAnswer
     index: int
     """Its place in the call."""
     answers: dict[str, ScoreAnswer] = field(default_factory=dict)
-    num_failures: int = 0
 
 
 class Controller:
@@ -69,189 +84,205 @@ class Controller:
         self,
         config: RunConfig,
         plan: StepPlan,
-        backend: Backend,
+        fleet: Fleet,
         prompts: PromptSource,
         on_iteration: Callable[[IterationRecord], Future | None],
-        consumed: int = 0,
+        start: StartPoint | None = None,
     ):
-        """`on_iteration` may return a future (a checkpoint being written) that must end well before the run does.
-
-        `consumed` is the number of batches that a resumed run has behind it.
-        """
-        self.config, self.plan, self.backend, self.prompts = config, plan, backend, prompts
+        """`on_iteration` may return a future (a checkpoint being written) that must end well before the run does."""
+        self.config, self.plan, self.prompts = config, plan, prompts
+        self.fleet, self.events, self.backend = fleet, fleet.events, fleet.backend
+        self.pool, self.scorer = fleet.pool, fleet.scorer
         self.on_iteration = on_iteration
+        start = start or StartPoint()
+        self.incarnation = start.incarnation
         self.buffer: TrajectoryBuffer[tuple[Any, Any]] = TrajectoryBuffer(
             config.rollout.groups_per_batch,
             config.run.max_policy_lag,
             config.run.num_iterations,
-            consumed,
+            start.consumed,
+            start.attempts,
         )
         self.store = WeightStore(config.run.max_policy_lag)
-        self.workers = WorkerTable(backend.worker_ids())
+        for answer in start.older:
+            self.store.publish(answer)
         self.clock = IterationClock()
-        self._pending: dict[Future, Callable[[Any], None]] = {}
+        self.pool.on_pushed = self.clock.pushed
+        self.held = False
+        """While True nothing new is admitted: an evaluation has the workers."""
         self._groups: dict[int, OpenGroup] = {}
-        self._slices: deque[SliceRequest] = deque()
+        self._parked: dict[int, list[Call]] = {}
+        """Calls whose version is not out yet."""
+        self._num_saving = 0
         self._first_batch_checked = False
 
     def run(self) -> None:
-        """Return when the last batch's weights are published."""
-        self._expect(self.backend.weights("raw"), self._on_weights)
-        while self._pending:
-            for future in self.backend.wait(list(self._pending)):
-                handle = self._pending.pop(future)
-                handle(self.backend.result(future))
-            self._dispatch()
-        assert self.buffer.num_consumed == self.config.run.num_iterations, (
-            f"the loop ran dry after {self.buffer.num_consumed} of {self.config.run.num_iterations} batches"
-        )
+        """Return when the last batch's weights are published and all checkpoints written."""
+        self.events.expect(self.backend.weights("raw"), self._on_weights)
+        self.events.until(lambda: self.finished)
 
-    def _expect(self, future: Future, handle: Callable[[Any], None]) -> None:
-        self._pending[future] = handle
+    @property
+    def finished(self) -> bool:
+        """Whether all is done."""
+        return self.store.latest == self.config.run.num_iterations and not self._num_saving
 
-    # admission and dispatch
+    def finish_step(self) -> None:
+        """Let the learner end the step that it is in, if any, and begin no other: the run is to stop."""
+        self.held = True
+        self.events.until(lambda: not self.clock.learning and not self._num_saving)
 
-    def _dispatch(self) -> None:
-        """Give every worker that has room its next call, after the weights that the call names."""
-        while (call := self._next_call()) is not None:
-            version = call[0].group.policy_version
-            worker = self._worker_for(version)
-            if worker is None:
-                return
-            for request in call:
-                self._slices.remove(request)
-            self.workers.calls[worker] += 1
-            self._expect(
-                self.backend.sample(worker, call),
-                lambda a, w=worker, c=call: self._on_sampled(w, c, a),
-            )
+    # admission
 
-    def _next_call(self) -> list[SliceRequest] | None:
-        """Return the next slices_per_call slices of one version, in order of admission.
+    def release(self) -> None:
+        """Go on, after `held`."""
+        self.held = False
+        self.clock.start()
+        self._go_on()
 
-        Which slices share a call, and so a network batch, follows from the config alone: a dropped group's queued
-        slices stay in place (and are sampled for nothing), and replacements travel apart, in calls of their own.
+    def _admit(self) -> None:
+        """Open every free place and queue its calls, slices_per_call slices each.
+
+        Which slices share a call, and so a network batch, follows from the config alone: a batch divides into whole
+        calls, a dropped group keeps its place in them, and its replacement travels apart, in calls of its own.
         """
-        wanted, call = self.config.rollout.slices_per_call, self._alike()
-        while len(call) < wanted and (slices := self._admit()) is not None:
-            self._slices.extend(slices)
-            call = self._alike()
-        if not call or not self.store.has(call[0].group.policy_version):
-            return None
-        return call[:wanted]
+        if self.held:
+            return
+        slices: list[SliceRequest] = []
+        while (admission := self.buffer.admit()) is not None:
+            own = self._open(admission)
+            if admission.group_id < REPLACEMENT_STRIDE:
+                slices += own
+            else:
+                self._queue(own)
+                if not admission.again:
+                    slices += self._dropped_before(admission)
+            if len(slices) >= self.config.rollout.slices_per_call:
+                self._queue(slices)
+                slices = []
+        assert not slices, "a batch divides into whole calls"
 
-    def _alike(self) -> list[SliceRequest]:
-        """Return the queued slices that may share a call with the first one."""
-        return [part for part in self._slices if _kind(part) == _kind(self._slices[0])]
+    def _open(self, admission: Admission) -> list[SliceRequest]:
+        slices = self._slices(admission, admission.group_id)
+        self._groups[admission.group_id] = OpenGroup(slices[0].group, len(slices))
+        return slices
 
-    def _admit(self) -> list[SliceRequest] | None:
-        admission = self.buffer.admit()
-        if admission is None:
-            return None
+    def _dropped_before(self, admission: Admission) -> list[SliceRequest]:
+        """Slices of a group that was dropped before a checkpoint: they only fill their places in the calls."""
+        return self._slices(admission, admission.position)
+
+    def _slices(self, admission: Admission, group_id: int) -> list[SliceRequest]:
         settings = self.config.rollout
-        prompt, metadata = self.prompts.at(admission.group_id)
+        prompt, metadata = self.prompts.at(group_id)
         group = GroupRequest(
-            group_id=admission.group_id,
+            group_id=group_id,
             prompt=prompt,
             metadata=metadata,
             num_samples=settings.samples_per_group,
             run_seed=self.config.run.seed,
             policy_version=admission.policy_version,
+            incarnation=self.incarnation,
         )
         keeps = admission.position % settings.groups_per_batch < settings.preview_groups
-        slices = split_group(
+        return split_group(
             group,
             settings.slice_size,
             self.config.sampling.shared_initial_noise,
             settings.preview_samples if keeps else 0,
         )
-        self._groups[group.group_id] = OpenGroup(group, len(slices))
-        return slices
 
-    def _worker_for(self, version: int) -> int | None:
-        """Return a worker that proved this version and has room; start pushing it to idle ones that lack it.
-
-        A worker gets a second call only when no other is about to be ready for its first.
-        """
-        usable = self.workers.usable()
-        for worker in usable:
-            idle = self.workers.calls[worker] == 0 and worker not in self.workers.loading
-            if self.workers.version[worker] != version and idle:
-                self._push(worker, self.store.get(version))
-        ready = [worker for worker in usable if self.workers.version[worker] == version]
-        if not ready or self.workers.calls[ready[0]] >= CALLS_PER_WORKER:
-            return None
-        if self.workers.calls[ready[0]] and self.workers.loading:
-            return None
-        return ready[0]
-
-    def _push(self, worker: int, weights: WeightsAnswer) -> None:
-        self.workers.sent(worker)
-        started = time.monotonic()
-
-        def check(report: WeightReport) -> None:
-            self.workers.answered(worker, report, weights)
-            self.clock.pushed(time.monotonic() - started)
-
-        self._expect(self.backend.load_weights(worker, weights.version, weights.tensors), check)
+    def _queue(self, slices: list[SliceRequest]) -> None:
+        """Make calls of the slices; those whose version is not out yet wait for it."""
+        size = self.config.rollout.slices_per_call
+        for first in range(0, len(slices), size):
+            part = slices[first : first + size]
+            version = part[0].group.policy_version
+            call = Call(
+                name=f"sampling of group {part[0].group.group_id}",
+                weights=self.store.get(version) if self.store.has(version) else None,
+                start=lambda worker, part=part: self.backend.sample(worker, part),
+                on_answer=lambda answer: None,
+            )
+            call.on_answer = partial(self._on_sampled, call, part)
+            if call.weights is None:
+                self._parked.setdefault(version, []).append(call)
+            else:
+                self.pool.submit([call])
 
     # sampled, scored, sealed
 
-    def _on_sampled(self, worker: int, call: list[SliceRequest], answer: SampleAnswer) -> None:
-        self.workers.calls[worker] -= 1
-        self.clock.sampled(answer.stats)
-        for index, request in enumerate(call):
-            if request.group.group_id not in self._groups:
-                continue  # dropped meanwhile
-            self._score(OpenSlice(request, answer, index), self._reward_names())
+    def _on_sampled(self, call: Call, slices: list[SliceRequest], answer: SampleAnswer) -> None:
+        if not call.num_lost_data:
+            self._tally(slices[0]).stats += answer.stats
+        for index, request in enumerate(slices):
+            part = OpenSlice(request, call, answer, index)
+            for reward in self.config.rewards.components:
+                if self._is_wanted(request):
+                    self._score(part, reward.name)
 
-    def _reward_names(self) -> list[str]:
-        return [reward.name for reward in self.config.rewards.components]
+    def _tally(self, request: SliceRequest) -> Tally:
+        position = request.group.group_id % REPLACEMENT_STRIDE
+        return self.clock.of(position // self.config.rollout.groups_per_batch)
 
-    def _score(self, part: OpenSlice, names: Iterable[str]) -> None:
-        for name in names:
-            future = self.backend.score(name, part.sampled.previews, part.request)
-            self._expect(future, lambda answer, n=name: self._on_scored(part, n, answer))
+    def _is_wanted(self, request: SliceRequest) -> bool:
+        """False when the group was dropped meanwhile, or has the slice already."""
+        group = self._groups.get(request.group.group_id)
+        return group is not None and not group.has(request)
 
-    def _on_scored(self, part: OpenSlice, name: str, answer: ScoreAnswer) -> None:
-        group_id = part.request.group.group_id
-        self.clock.scored(len(answer.samples))
-        if group_id not in self._groups:
-            return  # dropped meanwhile, because of another slice or reward
-        if isinstance(answer.outcome, RewardFailure):
-            self._on_failure(part, name, answer.outcome)
+    def _score(self, part: OpenSlice, reward: str) -> None:
+        self.scorer.score(
+            ScoreJob(
+                reward=reward,
+                previews=part.sampled.previews,
+                request=part.request,
+                on_answer=partial(self._on_scored, part, reward),
+                on_failure=partial(self._on_failure, part.request),
+                on_data_lost=lambda: self._sample_again(part),
+            )
+        )
+
+    def _on_failure(self, request: SliceRequest, failure: RewardFailure) -> None:
+        if self._is_wanted(request):
+            self._tally(request).failed(failure)
+
+    def _on_scored(self, part: OpenSlice, reward: str, answer: ScoreAnswer) -> None:
+        request = part.request
+        if not self._is_wanted(request):
             return
-        part.answers[name] = answer
+        if isinstance(answer.outcome, RewardFailure):
+            self._drop(request, answer.outcome)
+            return
+        part.answers[reward] = answer
         if len(part.answers) < len(self.config.rewards.components):
             return
-        batch = self.backend.fetch(part.sampled.slices)[part.index]
-        if self._groups[group_id].add(batch, list(part.answers.values())):
+        try:
+            batch = self.backend.fetch(part.sampled.slices)[part.index]
+        except PartLost:
+            self._sample_again(part)
+            return
+        self._tally(request).num_scored += sum(len(a.samples) for a in part.answers.values())
+        group_id = request.group.group_id
+        if self._groups[group_id].add(request, batch, list(part.answers.values())):
             self._seal(group_id)
 
-    def _on_failure(self, part: OpenSlice, name: str, failure: RewardFailure) -> None:
-        """Ask again, at most max_rescores times; then give the whole group up, never score it 0."""
-        part.num_failures += 1
-        self.clock.failed(failure)
-        log.warning(
-            "reward %s failed on group %d (%s): %s",
-            name,
-            part.request.group.group_id,
-            failure.kind,
-            failure.message,
-        )
-        if part.num_failures <= self.config.rewards.max_rescores:
-            self._score(part, [name])
-            return
-        group_id = part.request.group.group_id
+    def _sample_again(self, part: OpenSlice) -> None:
+        if self._is_wanted(part.request):
+            self.pool.again(part.call, part.sampled)
+
+    def _drop(self, request: SliceRequest, failure: RewardFailure) -> None:
+        """Scoring failed for good: give the whole group up, never score it 0."""
+        group_id = request.group.group_id
         gates.check_drops(self.buffer.num_dropped + 1, self.buffer, failure)
-        log.warning("group %d is dropped and replaced", group_id)
+        log.warning("group %d is dropped and replaced: %s", group_id, failure)
+        self._tally(request).num_dropped += 1
         del self._groups[group_id]
         self.buffer.drop(group_id)
-        self.clock.dropped()
+        self._admit()
 
     def _seal(self, group_id: int) -> None:
-        columns = self.backend.reward_columns()
-        weights = {columns[reward.name]: reward.weight for reward in self.config.rewards.components}
+        weights = {
+            self.scorer.columns[reward.name]: reward.weight
+            for reward in self.config.rewards.components
+        }
         batch = seal(
             self._groups.pop(group_id),
             weights,
@@ -266,7 +297,8 @@ class Controller:
     def _learn_if_ready(self) -> None:
         """Start on the next batch as soon as it is whole and the learner has published the one before."""
         if (
-            self.clock.learning
+            self.held
+            or self.clock.learning
             or not self.buffer.batch_ready()
             or self.store.latest < self.buffer.num_consumed
         ):
@@ -277,22 +309,34 @@ class Controller:
             gates.check_rewards_vary(batches)
             self._first_batch_checked = True
         self.clock.learning_started(batches)
-        self._expect(self.backend.learn(handles), self._on_learned)
+        self.events.expect(self.backend.learn(handles), self._on_learned)
+        self._admit()
 
     def _on_learned(self, stats: LearnerStats) -> None:
         self.clock.learned(stats)
-        self._expect(self.backend.weights("raw"), self._on_weights)
+        self.events.expect(self.backend.weights("raw"), self._on_weights)
 
     def _on_weights(self, answer: WeightsAnswer) -> None:
         self.store.publish(answer)
         if self.clock.learning:
             if (future := self.on_iteration(self.clock.finish(answer))) is not None:
-                self._expect(future, lambda _: None)
+                self._num_saving += 1
+                self.events.expect(future, self._on_saved)
         else:
             self.clock.start()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Give out the calls that waited for a version that is out now, admit, learn."""
+        if self.held:
+            return
+        for version in [version for version in self._parked if self.store.has(version)]:
+            calls = self._parked.pop(version)
+            for call in calls:
+                call.weights = self.store.get(version)
+            self.pool.submit(calls)
+        self._admit()
         self._learn_if_ready()
 
-
-def _kind(part: SliceRequest) -> tuple[int, bool]:
-    """What the slices of one call have in common: the version, and whether they replace a dropped group."""
-    return part.group.policy_version, part.group.group_id >= REPLACEMENT_STRIDE
+    def _on_saved(self, _: Any) -> None:
+        self._num_saving -= 1

@@ -65,6 +65,13 @@ def iteration_costs(config: RunConfig, plan: StepPlan) -> Costs:
     )
 
 
+def busiest_workers(config: RunConfig) -> int:
+    """Return how many rollout workers can compute at once: the calls of the (k + 1) batches that may be under way."""
+    settings = config.rollout
+    calls = settings.groups_per_batch * settings.slices_per_group // settings.slices_per_call
+    return (config.run.max_policy_lag + 1) * calls
+
+
 def describe(config: RunConfig) -> list[Table]:
     """Return the tables that `flowcredit plan` prints."""
     plan, _ = step_plan(config)
@@ -83,13 +90,18 @@ def _actors(config: RunConfig) -> Table:
     table = _table("Actors", "part", "processes", "threads each", "GPUs each")
     settings, learner_settings = config.rollout, config.learner
     table.add_row(
-        "rollout workers",
-        str(settings.num_workers),
+        f"rollout workers (of {busiest_workers(config)} that could be busy)",
+        str(settings.workers.start),
         str(settings.threads_per_worker),
         f"{settings.gpus_per_worker:g}",
     )
     for reward in config.rewards.components:
-        table.add_row(f"reward server: {reward.name}", "1", str(reward.threads), f"{reward.gpus:g}")
+        table.add_row(
+            f"reward server: {reward.name}",
+            str(reward.replicas),
+            str(reward.threads),
+            f"{reward.gpus:g}",
+        )
     table.add_row(
         f"learner ranks (ZeRO-{learner_settings.zero_stage})",
         str(learner_settings.num_ranks),

@@ -1,20 +1,21 @@
 """Held-out prompts, sampled without noise in between and scored: the same latents before and after training."""
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from cluster.backend import Backend, Future, Handle, WeightsAnswer
-from cluster.config import EvaluationConfig, RunConfig
-from cluster.weights import EVALUATION_VERSION, WeightsNeverArrived
-from rewards.base import RewardValues
+from cluster.backend import Future, ScoreAnswer, WeightsAnswer
+from cluster.config import RunConfig
+from cluster.fleet import Fleet
+from cluster.pool import Call
+from cluster.scoring import ScoreJob
+from cluster.weights import EVALUATION_VERSION
+from rewards.base import RewardFailure, RewardValues
 from rollout.prompts import PromptSource
 from rollout.records import EvaluationImages, Previews
-
-log = logging.getLogger(__name__)
 
 NUM_PICTURES = 24
 """Held-out lines whose images are kept."""
@@ -66,102 +67,121 @@ def held_out(path: str, num_prompts: int | None, seed: int) -> HeldOut:
     )
 
 
-def load_everywhere(backend: Backend, weights: WeightsAnswer) -> list[int]:
-    """Give all workers the weights to draw with; return those that prove to hold them, after one more try.
+class EvaluationRun:
+    """Draws held-out lines on the rollout pool and scores them; training may go on beside it."""
 
-    Raises WeightsNeverArrived when none does.
-    """
-    proved: list[int] = []
-    for _ in range(2):
-        left = [worker for worker in backend.worker_ids() if worker not in proved]
-        futures = [backend.load_weights(w, EVALUATION_VERSION, weights.tensors) for w in left]
-        for worker, report in zip(left, gather(backend, futures), strict=True):
-            if (report.version, report.checksum) == (EVALUATION_VERSION, weights.checksum):
-                proved.append(worker)
-            else:
-                log.warning(
-                    "rollout worker %d answered %s, not checksum %s",
-                    worker,
-                    report,
-                    weights.checksum,
-                )
-    if not proved:
-        raise WeightsNeverArrived(
-            "no rollout worker took up the weights for an evaluation; see the warnings above"
+    def __init__(
+        self,
+        fleet: Fleet,
+        weights: WeightsAnswer | None,
+        lines: HeldOut,
+        config: RunConfig,
+        on_done: Callable[["EvaluationRun"], None] = lambda run: None,
+        *,
+        scored: bool = True,
+    ):
+        """weights: what to draw with; None for workers without an adapter. scored: False only draws."""
+        self.fleet, self.lines, self.settings, self.on_done = (
+            fleet,
+            lines,
+            config.evaluation,
+            on_done,
         )
-    return proved
+        self.names = config.reward_names if scored else []
+        self.chunks = lines.chunks(self.settings.batch)
+        self.drawn: dict[int, EvaluationImages] = {}
+        self._weights = weights and replace(weights, version=EVALUATION_VERSION)
+        self._values: dict[tuple[str, int], RewardValues] = {}
 
-
-def draw(
-    backend: Backend, workers: Sequence[int], lines: HeldOut, settings: EvaluationConfig
-) -> list[EvaluationImages]:
-    """Draw all lines, settings.batch images a call, dealt out to the workers in turn."""
-    return gather(
-        backend,
-        [
-            backend.sample_images(
-                workers[i % len(workers)],
-                chunk.prompts,
-                chunk.noise_ids,
-                settings.num_steps,
-                settings.guidance_scale,
-                chunk.noise_seed,
+    def start(self) -> None:
+        """Queue all drawing, before anything that the pool has to do."""
+        calls = [
+            Call(
+                name=f"evaluation, part {index}",
+                weights=self._weights,
+                start=partial(self._start, chunk),
+                on_answer=partial(self._on_drawn, index),
+                kind="evaluate",
             )
-            for i, chunk in enumerate(lines.chunks(settings.batch))
-        ],
-    )
+            for index, chunk in enumerate(self.chunks)
+        ]
+        self.fleet.pool.submit(calls, first=True)
 
+    def run(self) -> "EvaluationRun":
+        """Start, and return when all is done. RuntimeError when a scoring keeps failing."""
+        self.start()
+        self.fleet.events.until(lambda: self.done)
+        return self
 
-def evaluate(
-    backend: Backend, workers: Sequence[int], lines: HeldOut, config: RunConfig
-) -> Evaluation:
-    """Draw and score all lines with the weights that the workers hold. RuntimeError when a scoring keeps failing."""
-    settings, names = config.evaluation, config.reward_names
-    pictures = draw(backend, workers, lines, settings)
-    handles = [
-        backend.store(_previews(chunk, drawn.images, settings.num_steps))
-        for chunk, drawn in zip(lines.chunks(settings.batch), pictures, strict=True)
-    ]
-    columns: dict[str, list[float]] = {}
-    for name in names:
-        for values in _score(backend, name, handles, config.rewards.max_rescores):
-            for column, numbers in values.columns.items():
-                columns.setdefault(column, []).extend(numbers.tolist())
-    return Evaluation(
-        records=[
-            {
-                "index": index,
-                "prompt": prompt,
-                "tag": str(metadata.get("tag", "")),
-                "rewards": {name: values[index] for name, values in columns.items()},
-            }
-            for index, (prompt, metadata) in enumerate(
-                zip(lines.prompts, lines.metadata, strict=True)
+    @property
+    def done(self) -> bool:
+        """Whether every line is drawn and scored."""
+        num_chunks = len(self.chunks)
+        return len(self.drawn) == num_chunks and len(self._values) == num_chunks * len(self.names)
+
+    def _start(self, chunk: HeldOut, worker: int) -> Future:
+        return self.fleet.backend.sample_images(
+            worker,
+            chunk.prompts,
+            chunk.noise_ids,
+            self.settings.num_steps,
+            self.settings.guidance_scale,
+            chunk.noise_seed,
+        )
+
+    def _on_drawn(self, index: int, drawn: EvaluationImages) -> None:
+        self.drawn[index] = drawn
+        previews = _previews(self.chunks[index], drawn.images, self.settings.num_steps)
+        handle = self.fleet.backend.store(previews) if self.names else None
+        for name in self.names:
+            job = ScoreJob(
+                reward=name,
+                previews=handle,
+                request=None,
+                on_answer=partial(self._on_scored, name, index),
             )
-        ],
-        images=np.concatenate([drawn.images for drawn in pictures]),
-        counts={
-            "images": len(lines.prompts),
-            "network_calls": sum(drawn.stats.num_network_calls for drawn in pictures),
-            "reward_calls": len(lines.prompts) * len(names),
-        },
-    )
+            self.fleet.scorer.score(job)
+        if self.done:
+            self.on_done(self)
 
+    def _on_scored(self, name: str, index: int, answer: ScoreAnswer) -> None:
+        if isinstance(answer.outcome, RewardFailure):
+            raise RuntimeError(f"evaluation: reward {name!r} failed: {answer.outcome.message}")
+        self._values[name, index] = answer.outcome
+        if self.done:
+            self.on_done(self)
 
-def _score(
-    backend: Backend, name: str, handles: Sequence[Handle], max_rescores: int
-) -> list[RewardValues]:
-    """Score all previews, and again those that failed, at most max_rescores times."""
-    found: dict[int, RewardValues] = {}
-    for attempt in range(max_rescores + 1):
-        left = [index for index in range(len(handles)) if index not in found]
-        answers = gather(backend, [backend.score(name, handles[index], None) for index in left])
-        for index, answer in zip(left, answers, strict=True):
-            if isinstance(answer.outcome, RewardValues):
-                found[index] = answer.outcome
-            elif attempt == max_rescores:
-                raise RuntimeError(f"evaluation: reward {name!r} failed: {answer.outcome.message}")
-    return [found[index] for index in range(len(handles))]
+    def images(self) -> list[EvaluationImages]:
+        """Return what was drawn, chunk by chunk in the order of the lines."""
+        return [self.drawn[index] for index in range(len(self.chunks))]
+
+    def result(self) -> Evaluation:
+        """Return the scored lines."""
+        columns: dict[str, list[float]] = {}
+        for name in self.names:
+            for index in range(len(self.chunks)):
+                for column, numbers in self._values[name, index].columns.items():
+                    columns.setdefault(column, []).extend(numbers.tolist())
+        lines, pictures = self.lines, self.images()
+        return Evaluation(
+            records=[
+                {
+                    "index": index,
+                    "prompt": prompt,
+                    "tag": str(metadata.get("tag", "")),
+                    "rewards": {name: values[index] for name, values in columns.items()},
+                }
+                for index, (prompt, metadata) in enumerate(
+                    zip(lines.prompts, lines.metadata, strict=True)
+                )
+            ],
+            images=np.concatenate([drawn.images for drawn in pictures]),
+            counts={
+                "images": len(lines.prompts),
+                "network_calls": sum(drawn.stats.num_network_calls for drawn in pictures),
+                "reward_calls": len(lines.prompts) * len(self.names),
+            },
+        )
 
 
 def picked(seen: Evaluation, graded: str) -> tuple[list[int], list[str]]:
@@ -184,14 +204,3 @@ def _previews(chunk: HeldOut, images: np.ndarray, num_steps: int) -> Previews:
         samples=np.arange(count),
         states=np.full(count, num_steps),
     )
-
-
-def gather(backend: Backend, futures: Sequence[Future]) -> list[Any]:
-    """Wait for all futures and return their answers in order; the first error to appear is raised."""
-    answers: dict[Future, Any] = {}
-    waiting = list(futures)
-    while waiting:
-        for future in backend.wait(waiting):
-            answers[future] = backend.result(future)
-            waiting.remove(future)
-    return [answers[future] for future in futures]

@@ -1,8 +1,12 @@
-"""What one iteration did and how long it took: counted as answers arrive, handed on as one record."""
+"""What one iteration did and how long it took: counted by batch as answers arrive, handed on as one record.
+
+Counts belong to the batch that a group is part of, not to the time when it was made, so that they are the same
+whatever was lost, made again or begun early.
+"""
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.backend import WeightsAnswer
@@ -21,7 +25,7 @@ class IterationRecord:
     """The batch's sealed groups, pa.RecordBatch each."""
     learner_stats: LearnerStats
     rollout_stats: RolloutStats
-    """Summed over the calls whose answer came in this iteration."""
+    """Summed over the calls that made the batch."""
     num_scored: int
     """Previews that reward servers answered for, once per reward."""
     failures: dict[str, int]
@@ -34,39 +38,36 @@ class IterationRecord:
     weight_bytes: int
 
 
+@dataclass(slots=True)
+class Tally:
+    """What was done for one batch."""
+
+    stats: RolloutStats = field(default_factory=RolloutStats)
+    num_scored: int = 0
+    num_dropped: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def failed(self, failure: RewardFailure) -> None:
+        """A scoring failed."""
+        self.failures[str(failure.kind)] += 1
+        self.num_scored += failure.num_images
+
+
 class IterationClock:
     """Collects an iteration's facts. One iteration ends, and the next begins, when a version is published."""
 
     def __init__(self) -> None:
-        self.iteration = 0
         self.learning = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self._started = time.monotonic()
-        self._stats = RolloutStats()
-        self._num_scored, self._num_dropped, self._push_s = 0, 0, 0.0
-        self._failures: Counter[str] = Counter()
+        self._tallies: dict[int, Tally] = {}
+        self.start()
 
     def start(self) -> None:
-        """Begin counting anew: after the first version is out, or after something that is no iteration's."""
-        self._reset()
+        """Begin timing anew: after the first version is out, or after something that is no iteration's."""
+        self._started, self._push_s = time.monotonic(), 0.0
 
-    def sampled(self, stats: RolloutStats) -> None:
-        """A call came back."""
-        self._stats = self._stats + stats
-
-    def scored(self, num_previews: int) -> None:
-        """A reward server answered for some previews."""
-        self._num_scored += num_previews
-
-    def failed(self, failure: RewardFailure) -> None:
-        """A scoring failed."""
-        self._failures[str(failure.kind)] += 1
-
-    def dropped(self) -> None:
-        """A group was given up."""
-        self._num_dropped += 1
+    def of(self, batch: int) -> Tally:
+        """Return the tally of a batch that is not consumed yet."""
+        return self._tallies.setdefault(batch, Tally())
 
     def pushed(self, seconds: float) -> None:
         """A worker answered a push of weights."""
@@ -82,15 +83,15 @@ class IterationClock:
 
     def finish(self, weights: WeightsAnswer) -> IterationRecord:
         """The new version is out: return the iteration's record and begin the next."""
-        now = time.monotonic()
+        now, tally = time.monotonic(), self._tallies.pop(weights.version - 1)
         record = IterationRecord(
             iteration=weights.version,
             batches=self._batches,
             learner_stats=self._learner_stats,
-            rollout_stats=self._stats,
-            num_scored=self._num_scored,
-            failures=dict(self._failures),
-            num_dropped=self._num_dropped,
+            rollout_stats=tally.stats,
+            num_scored=tally.num_scored,
+            failures=dict(tally.failures),
+            num_dropped=tally.num_dropped,
             seconds={
                 "rollout": self._whole - self._started,
                 "learn": self._learned - self._whole,
@@ -101,5 +102,5 @@ class IterationClock:
             weight_bytes=weights.num_bytes,
         )
         self.learning = False
-        self._reset()
+        self.start()
         return record

@@ -19,6 +19,7 @@ def metrics_row(record: IterationRecord, policy_lag: int, elapsed_s: float) -> d
     return {
         "iteration": record.iteration,
         "policy_version": groups[0].policy_version,
+        "group_ids": [group.group_id for group in groups],
         "policy_lag": policy_lag,
         "elapsed_s": elapsed_s,
         "counts": {
@@ -49,6 +50,7 @@ def metrics_row(record: IterationRecord, policy_lag: int, elapsed_s: float) -> d
         "loss": learned.loss,
         "kl": learned.kl,
         "clipped_frac": learned.clipped_frac,
+        "truncated_frac": learned.truncated_frac,
         "max_abs_log_ratio": learned.max_abs_log_ratio,
         "grad_norm": float(np.mean(learned.grad_norm)),
     }

@@ -14,7 +14,7 @@ from cluster.run_folder import CONFIG, ENVIRONMENT, read_json, write_json
 
 PACKAGES = ("torch", "ray", "diffusers", "transformers", "deepspeed", "pyarrow", "peft", "numpy")
 
-NOT_THE_NUMBERS = {
+NOT_THE_NUMBERS: dict[str, Any] = {
     "run": {
         "name",
         "dir",
@@ -23,18 +23,33 @@ NOT_THE_NUMBERS = {
         "checkpoint_every",
         "keep_checkpoints",
         "record_trajectories",
+        "wait_for_nodes_s",
     },
     "model": {"path"},
     "prompts": {"path"},
     "rollout": {
-        "num_workers",
+        "workers",
         "threads_per_worker",
         "gpus_per_worker",
+        "resources",
         "preview_groups",
         "preview_samples",
     },
-    "learner": {"num_ranks", "threads_per_rank", "gpus_per_rank", "zero_stage", "ratio_tolerance"},
-    "evaluation": {"path", "every", "batch"},
+    "rewards": {
+        "components": {
+            "__all__": {"replicas", "threads", "gpus", "resources", "max_wait_s", "timeout_s"}
+        }
+    },
+    "learner": {
+        "num_ranks",
+        "threads_per_rank",
+        "gpus_per_rank",
+        "resources",
+        "zero_stage",
+        "ratio_tolerance",
+    },
+    "evaluation": {"path", "every", "both_kinds", "batch"},
+    "faults": True,
 }
 """Settings that may change when a run is continued. Files count by content, not by path."""
 
@@ -60,6 +75,11 @@ def open_folder(config: RunConfig) -> tuple[Path, bool]:
         )
     _check_same_run(folder, config)
     return folder, True
+
+
+def control_name(folder: Path) -> str:
+    """Return the name under which the run in `folder` can be found on its Ray cluster."""
+    return f"run {folder.absolute()}"
 
 
 def _check_writable(folder: Path) -> None:

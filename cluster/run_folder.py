@@ -25,6 +25,7 @@ SAMPLES = "samples"
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 WEIGHTS = "weights"
+BEST = "best.json"
 
 
 def evaluation_lines(run_dir: Path, name: str) -> Path:

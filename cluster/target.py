@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.actors import RayBackend, adapter_spec, connect
+from cluster.actors import adapter_spec
+from cluster.actors_backend import RayBackend
+from cluster.actors_cluster import connect
 from cluster.backend import WeightsAnswer
 from cluster.config import ConfigError, RunConfig, load, resolve_paths, user_mistakes
 from cluster.costs import step_plan
-from cluster.evaluation import load_everywhere
+from cluster.fleet import Fleet, make_fleet, start_fleet
 from cluster.run_folder import CHECKPOINTS, CONFIG
 from cluster.weights import EVALUATION_VERSION
 from learner.checkpoint import MANIFEST, check, latest
@@ -73,26 +75,20 @@ def _check_fits(checkpoint: Path, config: RunConfig) -> None:
 @contextmanager
 def opened(
     target: Target, address: str | None, *, with_rewards: bool
-) -> Iterator[tuple[RunConfig, RayBackend, list[int]]]:
-    """Start workers (and reward servers) that hold the target's weights; give the ids of those that proved it."""
+) -> Iterator[tuple[RunConfig, Fleet, WeightsAnswer | None]]:
+    """Start workers (and reward servers); give them, and the weights that a call on them has to name."""
     with user_mistakes():
         config = resolve_paths(target.config, Path(target.config.run.dir or "runs").absolute())
         connect(config, address)
         _, rule = step_plan(config)
         adapter = adapter_spec(config) if target.checkpoint else AdapterSpec(adapter="none")
-        backend = RayBackend(
-            config,
-            rule.scored_states,
-            "",
-            with_learner=False,
-            with_rewards=with_rewards,
-            adapter=adapter,
-        )
+        backend = RayBackend(config, rule.scored_states, "", adapter=adapter)
     try:
-        workers = backend.worker_ids()
-        if target.checkpoint:
-            workers = load_everywhere(backend, _weights(target.checkpoint, config, backend))
-        yield config, backend, workers
+        fleet = make_fleet(config, backend)
+        with user_mistakes():
+            start_fleet(config, fleet, with_rewards=with_rewards)
+        weights = _weights(target.checkpoint, config, backend) if target.checkpoint else None
+        yield config, fleet, weights
     finally:
         backend.close()
 

@@ -1,16 +1,6 @@
-"""Versions of the policy's weights, and the handshake that proves a worker really holds one.
-
-A worker answers a push with (version, checksum of the tensors that its module now computes with). A mismatch is
-retried once; then the worker is quarantined. If no worker is left, the run stops: elsewhere,
-runs have trained for weeks on weights that had never arrived.
-"""
-
-import logging
+"""The versions of the policy's weights that a run may still need. How a worker proves one: `cluster.pool`."""
 
 from cluster.backend import WeightsAnswer
-from rollout.records import WeightReport
-
-log = logging.getLogger(__name__)
 
 EVALUATION_VERSION = -1
 """What a worker reports while it holds averaged weights for an evaluation, which no group is sampled with."""
@@ -25,8 +15,8 @@ class WeightStore:
 
     @property
     def latest(self) -> int:
-        """The newest published version."""
-        return max(self._versions)
+        """The newest published version; -1 before the first."""
+        return max(self._versions, default=-1)
 
     def publish(self, answer: WeightsAnswer) -> None:
         """Add a version, which must be the next one, and forget the oldest beyond k + 1."""
@@ -43,50 +33,6 @@ class WeightStore:
         """Return a kept version."""
         return self._versions[version]
 
-
-class WeightsNeverArrived(RuntimeError):
-    """No worker holds the published weights, although all were sent them twice."""
-
-
-class WorkerTable:
-    """What the controller knows of each rollout worker: its version, its calls, its failed handshakes."""
-
-    def __init__(self, worker_ids: list[int]):
-        self.version: dict[int, int | None] = {worker: None for worker in worker_ids}
-        """Proven version; None before the first handshake and while one is under way."""
-        self.calls: dict[int, int] = {worker: 0 for worker in worker_ids}
-        self.loading: set[int] = set()
-        self.quarantined: set[int] = set()
-        self._mismatches: dict[int, int] = {worker: 0 for worker in worker_ids}
-
-    def usable(self) -> list[int]:
-        """Workers that take calls, the least busy first."""
-        return sorted(
-            (w for w in self.version if w not in self.quarantined), key=lambda w: self.calls[w]
-        )
-
-    def sent(self, worker: int) -> None:
-        """A push is under way: the worker takes no call until it has answered."""
-        self.loading.add(worker)
-        self.version[worker] = None
-
-    def answered(self, worker: int, report: WeightReport, wanted: WeightsAnswer) -> bool:
-        """Check an answer to a push; False on a mismatch. Raises WeightsNeverArrived when no worker is left."""
-        self.loading.discard(worker)
-        if (report.version, report.checksum) == (wanted.version, wanted.checksum):
-            self.version[worker], self._mismatches[worker] = report.version, 0
-            return True
-        self._mismatches[worker] += 1
-        log.warning(
-            "rollout worker %d holds %s after a push of version %d (checksum %s)",
-            worker, report, wanted.version, wanted.checksum,
-        )  # fmt: skip
-        if self._mismatches[worker] > 1:
-            self.quarantined.add(worker)
-            if not self.usable():
-                raise WeightsNeverArrived(
-                    f"no rollout worker holds policy version {wanted.version}: the last one answered {report}, "
-                    f"but the learner's checksum is {wanted.checksum}. The adapter may have bound to other "
-                    "modules (compare learner.lora_targets), or code or model differ between the machines."
-                )
-        return False
+    def older(self) -> list[WeightsAnswer]:
+        """Return the kept versions but the newest, in order: what a checkpoint needs beside the learner's own."""
+        return [self._versions[version] for version in sorted(self._versions)[:-1]]

@@ -5,9 +5,12 @@ and ZeRO stage.
         weights.safetensors     trainable tensors, float32
         optimizer.safetensors   "exp_avg.<name>", "exp_avg_sq.<name>", float32
         ema.safetensors         averaged weights; only with learner.ema_decay > 0
+        version_000018.safetensors, version_000019.safetensors
+                                older published weights, each in the dtypes that the rollout holds;
+                                only with run.max_policy_lag > 0
         manifest.json           format_version, files {name: blake2b}, policy_version,
-                                optimizer_step, identity, config_digest,
-                                state (the caller's: prompt cursor, counters, ...)
+                                kept_versions [..], optimizer_step, identity, config_digest,
+                                state (the caller's: prompt cursor, counters, ...), digest
 
 A checkpoint is written to a hidden folder beside its place, every file flushed to disk, then
 renamed; so a folder that has the final name was whole when it was written. `latest` still reads it
@@ -16,10 +19,12 @@ back and checks, since disks lie.
 
 import json
 import os
+import platform
 import re
 import shutil
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -39,8 +44,14 @@ MANIFEST, WEIGHTS, OPTIMIZER, EMA = (
 FIELDS = ("policy_version", "optimizer_step", "identity", "config_digest", "state")
 """What a manifest holds beside its format and files."""
 NAME = re.compile(r"step_\d{6,}")
-LEFTOVER = re.compile(r"\.step_\d{6,}\.(\d+)\.(partial|old)")
-"""The hidden folders of a save under way; the number is the saving process."""
+LEFTOVER = re.compile(
+    r"\.(?P<place>step_(?P<number>\d{6,}))\.(?P<process>\d+)@(?P<host>.*)\.(?P<kind>partial|old)"
+)
+"""The hidden folders of a save under way: the new checkpoint, and what it replaces."""
+STALE_S = 3600.0
+"""A hidden folder of another machine is taken for abandoned when nothing in it changed for so long."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors, which raises no OSError, ends the text of one."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter."""
 
@@ -75,47 +86,37 @@ class Checkpoint:
     """The caller's; JSON."""
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write `folder`, replacing one of that name. TypeError when `state` is no JSON; OSError when
-    it can't be written."""
-    state = json.dumps(checkpoint.state, allow_nan=False)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+def save(
+    folder: Path, checkpoint: Checkpoint, kept: Mapping[int, Mapping[str, Tensor]] | None = None
+) -> None:
+    """Write `folder`, replacing one of that name.
+
+    kept: older versions of the weights, by policy version, on the CPU, as they were published.
+    Raises ValueError when one isn't older or has other names than the weights, TypeError or
+    ValueError when `state` is no JSON, and OSError when it can't be written, on a full disk for
+    example; then nothing of it stays, and what bore the name before still does.
+    """
+    kept = {} if kept is None else kept
+    _check_kept(checkpoint, kept)
+    state = json.loads(json.dumps(checkpoint.state, allow_nan=False))
+    aside = _beside(folder, "partial")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    moments = {
-        f"{key}.{name}": tensor
-        for key in MOMENTS
-        for name, tensor in getattr(checkpoint.optimizer, key).items()
-    }
-    files: dict[str, Mapping[str, Tensor]] = {WEIGHTS: checkpoint.weights, OPTIMIZER: moments}
-    if checkpoint.ema is not None:
-        files[EMA] = checkpoint.ema
-    for name, tensors in files.items():
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, aside / name)
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "files": {name: _digest(aside / name) for name in files},
-        "policy_version": checkpoint.policy_version,
-        "optimizer_step": checkpoint.optimizer.step,
-        "identity": checkpoint.identity,
-        "config_digest": checkpoint.config_digest,
-        "state": json.loads(state),
-    }
-    (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    for path in [*aside.iterdir(), aside]:
-        _flush(path)
-    _put_in_place(aside, folder)
+    try:
+        aside.mkdir(parents=True)
+        _write(aside, checkpoint, kept, state)
+        _put_in_place(aside, folder)
+    except OSError as error:
+        error.add_note(f"while writing checkpoint {folder}; those before it are as they were")
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # not there any more if all went well
 
 
 def load(folder: Path) -> Checkpoint:
     """Read a checkpoint, every file checked against the manifest. CheckpointError says what is
     wrong."""
     manifest = check(folder)
-    try:
-        weights, moments = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
-        ema = load_file(folder / EMA) if EMA in manifest["files"] else None
-    except SafetensorError as error:
-        raise CheckpointError(f"{folder}: {error}") from error
+    moments = _load_file(folder / OPTIMIZER)
     split = {
         key: {
             name.removeprefix(f"{key}."): t
@@ -125,9 +126,9 @@ def load(folder: Path) -> Checkpoint:
         for key in MOMENTS
     }
     return Checkpoint(
-        weights=weights,
+        weights=_load_file(folder / WEIGHTS),
         optimizer=OptimizerState(manifest["optimizer_step"], **split),
-        ema=ema,
+        ema=_load_file(folder / EMA) if EMA in manifest["files"] else None,
         policy_version=manifest["policy_version"],
         identity=manifest["identity"],
         config_digest=manifest["config_digest"],
@@ -135,38 +136,36 @@ def load(folder: Path) -> Checkpoint:
     )
 
 
+def load_kept(folder: Path) -> dict[int, dict[str, Tensor]]:
+    """Read the older versions of the weights that a checkpoint holds, by policy version, ascending;
+    {} if none. Their files are checked against the manifest; CheckpointError."""
+    manifest = _read_manifest(folder)
+    names = {version: version_file(version) for version in manifest["kept_versions"]}
+    _check_files(folder, manifest, names.values())
+    return {version: _load_file(folder / name) for version, name in names.items()}
+
+
 def check(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint whose files are all there and unchanged; CheckpointError
     otherwise."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        version, files = manifest["format_version"], manifest.get("files", {})
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r}") from error
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{folder} has checkpoint format {version}, this code reads format {FORMAT_VERSION}"
-        )
-    for name in {WEIGHTS, OPTIMIZER, *files}:
-        if name not in files or not (folder / name).is_file():
-            raise CheckpointError(f"{folder} is damaged: {name} is missing")
-        if _digest(folder / name) != files[name]:
-            raise CheckpointError(
-                f"{folder} is damaged: the checksum of {name} is not the manifest's"
-            )
-    lacking = [name for name in FIELDS if name not in manifest]
-    if lacking:
-        raise CheckpointError(f"{path} is damaged: it has no {', '.join(lacking)}")
+    manifest = _read_manifest(folder)
+    _check_files(folder, manifest, manifest["files"])
     return manifest
+
+
+def version_file(version: int) -> str:
+    """Name of the file that holds an older version of the weights."""
+    return f"version_{version:06d}.safetensors"
 
 
 def latest(directory: Path) -> Path | None:
     """Return the newest whole checkpoint under `directory`, None if there is none; warns of damaged
-    ones it passes."""
-    for folder in _newest_first(directory):
+    ones it passes.
+
+    One that a save had just moved aside when it was killed is found there, under its hidden name.
+    """
+    found = [*_finished(directory), *(path for path, _ in _moved_aside(directory))]
+    for folder in sorted(found, key=_number, reverse=True):
         try:
             check(folder)
         except CheckpointError as error:
@@ -176,23 +175,168 @@ def latest(directory: Path) -> Path | None:
     return None
 
 
-def prune(directory: Path, keep: int) -> list[Path]:
-    """Remove all checkpoints but the newest `keep`, damaged or not, and return what was removed.
-    ValueError: keep < 1.
+def prune(directory: Path, keep: int, spare: Collection[str] = ()) -> list[Path]:
+    """Remove all checkpoints but the newest `keep` and those named in `spare` ("step_000040"),
+    damaged or not, and return what was removed. ValueError: keep < 1, or `spare` holds no names.
 
-    Sweeps, too, what killed processes left of their saves; that of a process which lives (on this
-    machine) stays. Not for calls during a save by another machine.
+    Sweeps, too, what killed processes left of their saves; that of a process which lives stays (on
+    another machine: whose files changed within STALE_S), so this may run beside a save.
     """
     if keep < 1:
         raise ValueError(f"keep = {keep} must be >= 1")
-    removed = _newest_first(directory)[keep:]
+    strangers = [name for name in spare if not NAME.fullmatch(name)]
+    if strangers:
+        raise ValueError(f"spare = {spare!r}: {strangers[0]!r} is no name such as 'step_000040'")
+    _sweep(directory)
+    newest_first = sorted(_finished(directory), key=_number, reverse=True)
+    removed = [folder for folder in newest_first[keep:] if folder.name not in spare]
     for folder in removed:
         shutil.rmtree(folder)
-    for folder in directory.glob(".step_*"):
-        leftover = LEFTOVER.fullmatch(folder.name)
-        if leftover and not _is_alive(int(leftover[1])):
-            shutil.rmtree(folder, ignore_errors=True)
     return removed
+
+
+def _check_kept(checkpoint: Checkpoint, kept: Mapping[int, Mapping[str, Tensor]]) -> None:
+    for version, tensors in kept.items():
+        if not 0 <= version < checkpoint.policy_version:
+            raise ValueError(
+                f"kept version {version} is not older than the checkpoint's own "
+                f"({checkpoint.policy_version}), which needs no keeping"
+            )
+        if tensors.keys() != checkpoint.weights.keys():
+            different = sorted(tensors.keys() ^ checkpoint.weights.keys())
+            raise ValueError(f"kept version {version} has other tensors: {different[:5]}")
+
+
+def _write(
+    aside: Path, checkpoint: Checkpoint, kept: Mapping[int, Mapping[str, Tensor]], state: Any
+) -> None:
+    """Fill the folder `aside` and have it all on disk."""
+    moments = {
+        f"{key}.{name}": tensor
+        for key in MOMENTS
+        for name, tensor in getattr(checkpoint.optimizer, key).items()
+    }
+    files: dict[str, Mapping[str, Tensor]] = {WEIGHTS: checkpoint.weights, OPTIMIZER: moments}
+    if checkpoint.ema is not None:
+        files[EMA] = checkpoint.ema
+    files |= {version_file(version): tensors for version, tensors in kept.items()}
+    for name, tensors in files.items():
+        _save_file(tensors, aside / name)
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "files": {name: _digest(aside / name) for name in files},
+        "policy_version": checkpoint.policy_version,
+        "kept_versions": sorted(kept),
+        "optimizer_step": checkpoint.optimizer.step,
+        "identity": checkpoint.identity,
+        "config_digest": checkpoint.config_digest,
+        "state": state,
+    }
+    manifest["digest"] = _manifest_digest(manifest)
+    (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    for path in [*aside.iterdir(), aside]:
+        _flush(path)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, itself unchanged; with fields that older code didn't write."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version, files = manifest["format_version"], dict(manifest.get("files", {}))
+        kept = {version_file(number) for number in manifest.setdefault("kept_versions", [])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} has checkpoint format {version}, this code reads format {FORMAT_VERSION}"
+        )
+    lacking = [name for name in FIELDS if name not in manifest]
+    if lacking:
+        raise CheckpointError(f"{path} is damaged: it has no {', '.join(lacking)}")
+    unlisted = sorted({WEIGHTS, OPTIMIZER, *kept} - files.keys())
+    if unlisted:
+        raise CheckpointError(f"{folder} is damaged: {unlisted[0]} is missing")
+    if manifest.get("digest", _manifest_digest(manifest)) != _manifest_digest(manifest):
+        raise CheckpointError(f"{path} is damaged: its checksum is not its own")
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder} is damaged: {name} is missing")
+        if _digest(folder / name) != manifest["files"][name]:
+            raise CheckpointError(
+                f"{folder} is damaged: the checksum of {name} is not the manifest's"
+            )
+
+
+def _save_file(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors; what the system refuses is an OSError, as from Python's own files."""
+    try:
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        found = OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+
+
+def _load_file(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _finished(directory: Path) -> list[Path]:
+    """Folders that bear a checkpoint's name."""
+    return [p for p in directory.glob("step_*") if p.is_dir() and NAME.fullmatch(p.name)]
+
+
+def _leftovers(directory: Path) -> list[tuple[Path, re.Match[str]]]:
+    """Hidden folders of saves, dead or under way, with what their names say."""
+    found = [(path, LEFTOVER.fullmatch(path.name)) for path in directory.glob(".step_*")]
+    return [(path, match) for path, match in found if match]
+
+
+def _moved_aside(directory: Path) -> list[tuple[Path, re.Match[str]]]:
+    """Checkpoints that were being replaced, when the new one had not got their name yet."""
+    return [
+        (path, match)
+        for path, match in _leftovers(directory)
+        if match["kind"] == "old" and not (directory / match["place"]).exists()
+    ]
+
+
+def _number(folder: Path) -> int:
+    """40 of step_000040, hidden or not."""
+    leftover = LEFTOVER.fullmatch(folder.name)
+    return int(leftover["number"] if leftover else folder.name.removeprefix("step_"))
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what dead processes left; what they were replacing gets its name back first."""
+    for path, match in _moved_aside(directory):
+        if _is_abandoned(path, match):
+            os.rename(path, directory / match["place"])
+    for path, match in _leftovers(directory):
+        if _is_abandoned(path, match):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path, match: re.Match[str]) -> bool:
+    """Whether nobody works on a hidden folder any more."""
+    if match["host"] == platform.node():
+        return not _is_alive(int(match["process"]))
+    try:
+        changed = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
+    except FileNotFoundError:  # it got its name just now
+        return False
+    return time.time() - changed > STALE_S
 
 
 def _is_alive(process: int) -> bool:
@@ -206,16 +350,14 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _newest_first(directory: Path) -> list[Path]:
-    found = [
-        path for path in directory.glob("step_*") if path.is_dir() and NAME.fullmatch(path.name)
-    ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+def _beside(folder: Path, kind: str) -> Path:
+    """The hidden folder of this process's save; its name matches LEFTOVER."""
+    return folder.with_name(f".{folder.name}.{os.getpid()}@{platform.node()}.{kind}")
 
 
 def _put_in_place(aside: Path, folder: Path) -> None:
     """Rename; what bore the name before goes away only after the new one has it."""
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    old = _beside(folder, "old")
     if folder.exists():
         os.rename(folder, old)
     os.rename(aside, folder)
@@ -238,3 +380,9 @@ def _digest(path: Path) -> str:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """Of all fields but `digest` itself."""
+    body = {key: value for key, value in manifest.items() if key != "digest"}
+    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -29,6 +29,9 @@ class ObjectiveConfig(Section):
     """ppo_clip, or "my.module:Class"."""
     clip_range: float = Field(default=1e-3, gt=0)
     """Belongs to the mean-over-dimensions log-prob: 1e-4 at 65,536 dimensions is about 1e-3 at 512."""
+    max_ratio: float | None = Field(default=None, gt=1)
+    """Larger importance ratios are truncated to it and have no gradient; above 1 + clip_range. It bounds a negative
+    advantage's loss, which the clip leaves open, and matters with run.max_policy_lag > 0; none truncates nothing."""
     kl_weight: float = Field(default=0.0, ge=0)
     """beta; 0 makes no reference pass."""
     kl_form: Literal["exact", "without_dt", "velocity"] = "exact"
@@ -41,6 +44,8 @@ class LearnerConfig(Section):
     num_ranks: int = Field(default=1, ge=1)
     threads_per_rank: int = Field(default=1, ge=1)
     gpus_per_rank: float = Field(default=0.0, ge=0)
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources that one rank takes, such as {learner = 1}: they name the nodes of its pool."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     precision: Literal["fp32", "bf16"] = "fp32"
     adapter: Literal["lora", "full"] = "lora"

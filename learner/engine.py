@@ -71,6 +71,8 @@ def init_distributed(
     else:
         where: dict[str, Any] = {"init_method": f"tcp://{master_addr}:{master_port}"}
         if world_size == 1:
+            # gloo opens a socket even for one rank: it has nobody to talk to beyond this machine.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             where = {"store": distributed.HashStore()}  # pyright: ignore[reportPrivateImportUsage]
         distributed.init_process_group(
             "nccl" if gpu else "gloo",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from learner.config import ObjectiveConfig
@@ -50,6 +51,8 @@ class LossTerms:
     """[B]."""
     clipped: Tensor
     """bool [B]."""
+    truncated: Tensor
+    """bool [B]."""
 
 
 def transition_loss(
@@ -75,7 +78,8 @@ def transition_loss(
         kl = (_kl(config, batch, v, mean, v_ref) * batch.weight).sum()
         loss = loss + config.kl_weight * kl
     log_ratio = (new_log_prob - batch.old_log_prob).detach()
-    return loss, LossTerms(loss.detach(), kl.detach(), log_ratio, out.ratio, out.clipped)
+    truncated = torch.zeros_like(out.clipped) if out.truncated is None else out.truncated
+    return loss, LossTerms(loss.detach(), kl.detach(), log_ratio, out.ratio, out.clipped, truncated)
 
 
 def _kl(

@@ -23,6 +23,9 @@ class LearnerStats:
     """Largest |log ratio| of the first update, before any step. If on_policy, that is the mismatch
     of rollout and learner; else it also holds how far the weights have moved."""
     clipped_frac: float
+    """Transitions whose loss has no gradient, truncated ones among them."""
+    truncated_frac: float
+    """Ratios above objective.max_ratio; 0 without it."""
     grad_norm: list[float]
     """Of each update, before clipping."""
     reward_mean: float

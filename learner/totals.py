@@ -17,19 +17,20 @@ class UpdateTotals:
     on every rank."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(5, dtype=torch.float64, device=device)
         self._worst = torch.zeros(2, device=device)
         self._log_ratios: list[Tensor] = []
         self.loss = self.kl = 0.0
         """Means over the update's transitions."""
-        self.ratio_sum = self.num_clipped = 0.0
+        self.ratio_sum = self.num_clipped = self.num_truncated = 0.0
         self.max_abs_log_ratio = self.max_ratio_deviation = 0.0
 
     def add(self, terms: LossTerms, weight: Tensor) -> None:
         """Take in one micro-batch; rows of weight 0 repeat others and only count in the maxima."""
         counted = weight > 0
         ratio_sum, num_clipped = (terms.ratio * counted).sum(), (terms.clipped & counted).sum()
-        sums = (terms.loss, terms.kl, ratio_sum, num_clipped)
+        num_truncated = (terms.truncated & counted).sum()
+        sums = (terms.loss, terms.kl, ratio_sum, num_clipped, num_truncated)
         self._sums += torch.stack([value.double() for value in sums])
         self._log_ratios.append(terms.log_ratio.abs())
         maxima = torch.stack([self._log_ratios[-1].max(), (terms.ratio - 1).abs().max()])
@@ -38,7 +39,7 @@ class UpdateTotals:
     def reduce(self, engine: Engine) -> None:
         """Combine over the ranks and fill the public fields."""
         sums = engine.all_reduce(self._sums, "sum")
-        self.loss, self.kl, self.ratio_sum, self.num_clipped = sums.tolist()
+        self.loss, self.kl, self.ratio_sum, self.num_clipped, self.num_truncated = sums.tolist()
         worst = engine.all_reduce(self._worst, "max")
         self.max_abs_log_ratio, self.max_ratio_deviation = worst.tolist()
 
@@ -75,6 +76,7 @@ def learner_stats(
         ratio_max_deviation=max(total.max_ratio_deviation for total in totals),
         max_abs_log_ratio=totals[0].max_abs_log_ratio,
         clipped_frac=sum(total.num_clipped for total in totals) / num_transitions,
+        truncated_frac=sum(total.num_truncated for total in totals) / num_transitions,
         grad_norm=grad_norm,
         reward_mean=float(images.mean()),
         reward_std=float(images.std(correction=0)),

@@ -1,10 +1,10 @@
 """LearnerWorker: sealed groups in, a better policy out. One object per rank; no ray here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,17 @@ from rollout.trajectory import RecordBatch
 WeightKind = Literal["raw", "ema"]
 Weights = tuple[int, dict[str, Tensor], str]
 """Policy version, CPU tensors by name, checksum."""
+
+
+class KeptVersion(NamedTuple):
+    """An older version of the weights, as `LearnerWorker.weights("raw")` gave it then."""
+
+    version: int
+    """Policy version."""
+    tensors: dict[str, Tensor]
+    """On the CPU, in the live tensors' dtypes."""
+    checksum: str
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +245,18 @@ class LearnerWorker:
         else:
             self.family.save_full(place, tensors)
 
-    def save_checkpoint(self, folder: str, state: dict[str, Any]) -> None:
+    def save_checkpoint(
+        self,
+        folder: str,
+        state: dict[str, Any],
+        kept: Mapping[int, Mapping[str, Tensor]] | None = None,
+    ) -> None:
         """Write all that training needs to go on, and the caller's JSON `state`, to `folder`, which
-        should be called step_NNNNNN."""
+        should be called step_NNNNNN.
+
+        kept: older versions that batches will yet be sampled with, by number, as `weights("raw")`
+        gave them; only rank 0 reads it. Raises what `checkpoint.save` does, on rank 0.
+        """
         weights, optimizer = self.engine.full_tensors(), self.engine.optimizer_state()
         if self.rank != 0:
             return
@@ -249,7 +269,7 @@ class LearnerWorker:
             config_digest=blake2b(repr(self._settings()).encode(), digest_size=16).hexdigest(),
             state=state,
         )
-        checkpoint.save(Path(folder), content)
+        checkpoint.save(Path(folder), content, kept)
 
     def load_checkpoint(self, folder: str) -> dict[str, Any]:
         """Go on from `folder`, written under any number of ranks and ZeRO stage; return the
@@ -272,6 +292,21 @@ class LearnerWorker:
             self._ema.restart(found.ema or found.weights)
         self.version = found.policy_version
         return found.state
+
+    def kept_versions(self, folder: str) -> list[KeptVersion]:
+        """Return the older versions that the checkpoint `folder` holds, oldest first; [] on other
+        ranks than 0. CheckpointError when one is damaged."""
+        if self.rank != 0:
+            return []
+        return [
+            KeptVersion(
+                version,
+                tensors,
+                checksum(tensors),
+                sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+            )
+            for version, tensors in checkpoint.load_kept(Path(folder)).items()
+        ]
 
     def _float_tensors(self, kind: WeightKind) -> dict[str, Tensor]:
         """Float32 copies."""

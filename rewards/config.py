@@ -28,6 +28,10 @@ class RewardConfig(Section):
     """A call that takes longer is a typed failure."""
     threads: int = Field(default=1, ge=1)
     gpus: float = Field(default=0.0, ge=0)
+    replicas: int = Field(default=1, ge=1)
+    """Servers of this reward at the start; `flowcredit scale` changes it while the run goes on."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources that one server takes, such as {reward = 1}: they name the nodes of its pool."""
 
 
 class RewardsConfig(Section):

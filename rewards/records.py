@@ -125,6 +125,8 @@ class FailureKind(StrEnum):
     """NaN or infinity in a column."""
     TIMEOUT = "timeout"
     """The reward took longer than timeout_s."""
+    SERVER_LOST = "server_lost"
+    """The process that computes the reward was lost each time that it had these images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

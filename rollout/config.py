@@ -1,8 +1,8 @@
 """What a user may say about the model, the prompts and the sampling. Imports no torch."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -70,10 +70,28 @@ class SamplingConfig(Section):
         return self
 
 
+class WorkersConfig(Section):
+    """How many rollout workers: at the start, and between which bounds `flowcredit scale` may move them."""
+
+    start: int = Field(default=1, ge=1)
+    min: int = Field(default=1, ge=1)
+    """A run begins when so many are ready; the others join when the cluster has room for them."""
+    max: int = Field(default=1024, ge=1)
+
+    @model_validator(mode="after")
+    def bounds_are_in_order(self) -> "WorkersConfig":
+        if not self.min <= self.start <= self.max:
+            raise ValueError(
+                f"min = {self.min}, start = {self.start}, max = {self.max} must not fall in this order"
+            )
+        return self
+
+
 class RolloutConfig(Section):
     """How many trajectories, and by how many actors."""
 
-    num_workers: int = Field(default=1, ge=1)
+    workers: WorkersConfig = Field(default_factory=WorkersConfig)
+    """{start, min, max}; a plain number is its start."""
     threads_per_worker: int = Field(default=1, ge=1)
     """CPU threads of one actor; fixed, since a sum's order depends on it."""
     groups_per_batch: int = Field(default=16, ge=1)
@@ -93,6 +111,13 @@ class RolloutConfig(Section):
     embedding_dtype: Literal["float32", "float16"] = "float32"
     """Storage type of prompt embeddings in recorded trajectories; the rollout samples with embeddings rounded to it."""
     gpus_per_worker: float = Field(default=0.0, ge=0)
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources that one worker takes, such as {rollout = 1}: they name the nodes of its pool."""
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def a_number_is_the_start(cls, value: Any) -> Any:
+        return {"start": value} if type(value) is int else value
 
     @property
     def slice_size(self) -> int:

@@ -15,9 +15,12 @@ class ObjectiveOutput:
     loss: Tensor
     """[B], differentiable; NaN or infinite when the log-probs or the advantage are."""
     ratio: Tensor
-    """[B], detached: pi_new / pi_old."""
+    """[B], detached: pi_new / pi_old, neither clipped nor truncated."""
     clipped: Tensor
     """bool [B], detached: transitions whose loss has no gradient."""
+    truncated: Tensor | None = None
+    """bool [B], detached: ratios above the largest that the objective takes; None stands for
+    none."""
 
 
 class Objective(Protocol):

@@ -96,7 +96,11 @@ class SD3Family(Family):
         left_out += [] if "decoder" in parts else ["vae"]
         dtypes = {"vae": torch.float32, "default": getattr(torch, config.dtype)}
         pipeline = StableDiffusion3Pipeline.from_pretrained(
-            folder, dtype=dtypes, local_files_only=True, **dict.fromkeys(left_out)
+            folder,
+            dtype=dtypes,
+            local_files_only=True,
+            use_safetensors=True,  # never a pickle: whoever wrote it could run code here
+            **dict.fromkeys(left_out),
         )
         pipeline.to(device)
         for component in pipeline.components.values():
@@ -195,7 +199,7 @@ class SD3Family(Family):
         Raises ValueError when names or shapes aren't the network's.
         """
         network = SD3Transformer2DModel.from_pretrained(
-            self._folder / "transformer", dtype=torch.float32
+            self._folder / "transformer", dtype=torch.float32, use_safetensors=True
         )
         network = cast(SD3Transformer2DModel, network)
         make_trainable_full(network)

@@ -40,6 +40,9 @@ class ObjectiveContract:
         output = self.objective()(log_prob, OLD, ADVANTAGE)
         assert output.loss.shape == output.ratio.shape == output.clipped.shape == OLD.shape
         assert output.clipped.dtype == torch.bool
+        if output.truncated is not None:
+            assert output.truncated.shape == OLD.shape
+            assert output.truncated.dtype == torch.bool
         assert output.loss.requires_grad
         assert not output.ratio.requires_grad
         assert not output.clipped.requires_grad

@@ -130,7 +130,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
     train(
         load(
             "configs/quickstart.toml",
-            overrides(model, folder, "run.num_iterations=2", "rollout.num_workers=1"),
+            overrides(model, folder, "run.num_iterations=2", "rollout.workers=1"),
         )
     )
     _, resumed = resume(folder, [f"run.num_iterations={ITERATIONS}"])

@@ -101,7 +101,7 @@ def test_an_unfinished_run_is_not_skipped(tmp_path: Path) -> None:
         (["--iterations", "20"], "run.num_iterations: was 12, now 20"),
         (["--every", "5"], "evaluation.every: was 10, now 5"),
         (["--set", "learner.lr=1e-4"], "learner.lr: was"),
-        (["--set", "rollout.num_workers=2"], "rollout.num_workers: was 1, now 2"),
+        (["--set", "rollout.workers=2"], "rollout.workers: was"),
         (["--set", 'prompts.path="configs/prompts/shapes_eval.jsonl"'], "prompts.content: was"),
     ],
 )

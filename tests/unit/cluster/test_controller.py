@@ -1,38 +1,13 @@
-"""The controller against a validating in-process backend whose answers come in any order."""
+"""The controller against a validating in-process backend: answers in any order, parts that die at any moment."""
 
 import pytest
 
 from cluster.buffer import REPLACEMENT_STRIDE
-from cluster.config import load
-from cluster.controller import Controller
+from cluster.controller import StartPoint
+from cluster.events import RanDry
 from cluster.gates import GateError
-from cluster.weights import WeightsNeverArrived
-from rollout.flow.schedule import shifted_times
-from rollout.plan import make_plan
-from rollout.prompts import PromptSource
-from tests.fake_backend import FakeBackend
-
-SETTINGS = [
-    "run.num_iterations=4",
-    "sampling.num_steps=3",
-    "rollout.groups_per_batch=4",
-    "rollout.samples_per_group=4",
-    "rollout.slices_per_call=2",
-]
-
-
-def controller_of(tmp_path, *overrides, num_workers=2, seed=0, consumed=0, on_iteration=None):
-    config = load("configs/quickstart.toml", [*SETTINGS, *overrides])
-    plan = make_plan(config.sampling, shifted_times(config.sampling.num_steps, 3.0), "all")
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
-    backend = FakeBackend(plan, num_workers, seed)
-    backend.version = consumed
-    seen = []
-    controller = Controller(
-        config, plan, backend, PromptSource(prompts), on_iteration or seen.append, consumed
-    )
-    return controller, backend, seen
+from cluster.pool import WeightsNeverArrived
+from tests.unit.cluster.fleets import controller_of
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -90,7 +65,9 @@ def test_a_worker_that_never_takes_up_weights_is_quarantined_and_the_others_go_o
     controller, backend, _ = controller_of(tmp_path, num_workers=3)
     backend.broken_workers = {1}
     controller.run()
-    assert controller.workers.quarantined == {1}
+    assert controller.pool.crew.num_quarantined == 1
+    assert 1 not in backend.loaded
+    assert len(controller.pool.crew.ready) == 3, "it was replaced"
     assert len(backend.trained) == 4
 
 
@@ -102,7 +79,7 @@ def test_the_run_stops_when_weights_arrive_nowhere(tmp_path):
 
 
 def test_a_resumed_run_trains_the_rest(tmp_path):
-    controller, backend, records = controller_of(tmp_path, consumed=2)
+    controller, backend, records = controller_of(tmp_path, start=StartPoint(consumed=2))
     controller.run()
     assert backend.trained == [[(4 * b + i, b) for i in range(4)] for b in (2, 3)]
     assert [record.iteration for record in records] == [3, 4]
@@ -110,8 +87,9 @@ def test_a_resumed_run_trains_the_rest(tmp_path):
 
 def test_a_loop_that_runs_dry_is_an_error_and_not_a_finished_run(tmp_path):
     # with a lag, batch 2 needs version 1, which a resumed store does not hold
-    controller, _, _ = controller_of(tmp_path, "run.max_policy_lag=1", consumed=2)
-    with pytest.raises(AssertionError, match="the loop ran dry after 2 of 4 batches"):
+    start = StartPoint(consumed=2)
+    controller, _, _ = controller_of(tmp_path, "run.max_policy_lag=1", start=start)
+    with pytest.raises(RanDry):
         controller.run()
 
 
@@ -127,7 +105,7 @@ def test_no_worker_idles_while_another_gets_its_second_call(tmp_path, num_worker
 
 def test_a_checkpoint_in_flight_is_awaited(tmp_path):
     def on_iteration(record):
-        return backend.save_checkpoint(f"step {record.iteration}", {})
+        return backend.save_checkpoint(f"step {record.iteration}", {}, [])
 
     controller, backend, _ = controller_of(tmp_path, on_iteration=on_iteration)
     controller.run()

@@ -59,7 +59,7 @@ def test_without_a_folder_the_run_gets_one_by_name_and_time(place, tmp_path, mon
     [
         "run.num_iterations=99",
         "run.checkpoint_every=3",
-        "rollout.num_workers=1",
+        "rollout.workers=1",
         "learner.num_ranks=2",
         "learner.zero_stage=3",
         "evaluation.every=5",

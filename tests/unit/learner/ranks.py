@@ -6,6 +6,7 @@ FOLDER holds model/, groups.arrow and one_rank/step_000001; rank 0 leaves its re
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -27,21 +28,30 @@ def keep(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file(tensors, path)
 
 
-def train(folder: Path, groups: list[RecordBatch], place: dict[str, int], stage: int) -> None:
-    """Gradient, one step, weights and a checkpoint; then a step from the one-rank checkpoint.
+def train(folder: Path, groups: list[RecordBatch], place: dict[str, Any], stage: int) -> None:
+    """Gradient, one step, weights and a checkpoint; a step more, of this learner and of a new one
+    that opens the checkpoint; then a step from the one-rank checkpoint.
 
     Micro-batches of 5 don't divide a rank's transitions, so the last one is filled up.
     """
-    worker = make_learner(
-        folder / "model", learner_config(zero_stage=stage, micro_batch=5), **place
-    )
+    config = learner_config(zero_stage=stage, micro_batch=5)
+    worker = make_learner(folder / "model", config, **place)
     keep(folder / f"gradient_{stage}.safetensors", worker.gradient(groups))
+    start = worker.weights()[1]
     stats = worker.step(groups)
     assert stats.num_padding_calls > 0
     if place["rank"] == 0:
         assert sum(stats.grad_norm) > 0
     keep(folder / f"weights_{stage}.safetensors", worker.weights()[1])
-    worker.save_checkpoint(str(folder / f"two_ranks_{stage}" / "step_000001"), {"stage": stage})
+    written = str(folder / f"two_ranks_{stage}" / "step_000001")
+    worker.save_checkpoint(written, {"stage": stage}, {0: start})
+    assert [kept.version for kept in worker.kept_versions(written)] == [0][place["rank"] :]
+    worker.step(groups)  # no rank gets past it before the checkpoint is written
+    keep(folder / f"uninterrupted_{stage}.safetensors", worker.weights()[1])
+    resumed = make_learner(folder / "model", config, **place)
+    resumed.load_checkpoint(written)
+    resumed.step(groups)
+    keep(folder / f"resumed_{stage}.safetensors", resumed.weights()[1])
     assert worker.load_checkpoint(str(folder / "one_rank" / "step_000001")) == {"from": "one rank"}
     worker.step(groups)
     keep(folder / f"continued_{stage}.safetensors", worker.weights()[1])

@@ -72,6 +72,13 @@ def test_two_ranks_do_what_one_does(
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_resume_to_the_bit(results: Path, alone, stage: int) -> None:
+    found = load_file(results / f"resumed_{stage}.safetensors")
+    assert same_bits(found, load_file(results / f"uninterrupted_{stage}.safetensors"))
+    assert relative_difference(found, alone["continued"]) < 1e-5
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_checkpoint_of_two_ranks_opens_on_one(
     results: Path, model: Path, groups: list[RecordBatch], alone, stage: int
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from learner.checkpoint import CheckpointError
+from learner.worker import LearnerWorker, Weights
 from rollout.trajectory import RecordBatch
 from tests.unit.learner.helpers import (
     learner_config,
@@ -40,6 +41,37 @@ def test_a_resumed_learner_is_the_uninterrupted_one(
     assert states[0].step == states[1].step == 8
     assert same_bits(states[0].exp_avg, states[1].exp_avg)
     assert same_bits(states[0].exp_avg_sq, states[1].exp_avg_sq)
+
+
+def test_an_asynchronous_run_goes_on_with_the_versions_that_its_checkpoint_keeps(
+    model: Path, tmp_path: Path
+) -> None:
+    """max_policy_lag = 2: batch b is sampled with version max(0, b - 2), so after 3 batches the next
+    two need versions 1 and 2."""
+    sampler, folder = make_rollout(model), str(tmp_path / "step_000003")
+
+    def train(worker: LearnerWorker, published: dict[int, Weights], batches: range) -> None:
+        for batch in batches:
+            weights = published[max(0, batch - 2)]
+            stats = worker.step(sample_groups(sampler, weights, first_group=10 * batch))
+            assert stats.policy_version == max(0, batch - 2)
+            published[worker.version] = worker.weights()
+
+    whole, resumed = make_learner(model), make_learner(model)
+    published = {0: whole.weights()}
+    train(whole, published, range(3))
+    whole.save_checkpoint(folder, {}, {version: published[version][1] for version in (2, 1)})
+    train(whole, published, range(3, 6))
+    resumed.load_checkpoint(folder)
+    kept = resumed.kept_versions(folder)
+    assert [(found.version, found.checksum) for found in kept] == [
+        (version, published[version][2]) for version in (1, 2)
+    ]
+    assert kept[0].num_bytes == sum(tensor.nbytes for tensor in published[1][1].values())
+    again = {found.version: (found.version, found.tensors, found.checksum) for found in kept}
+    train(resumed, again | {3: resumed.weights()}, range(3, 6))
+    assert resumed.weights()[::2] == whole.weights()[::2]
+    assert resumed.weights("ema")[::2] == whole.weights("ema")[::2]
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 3), (3, 0), (1, 2), (2, 1)])

@@ -126,6 +126,17 @@ def test_groups_sampled_with_other_guidance_are_refused(
         worker.step(groups)
 
 
+def test_truncated_ratios_are_counted(model: Path, groups: list[RecordBatch]) -> None:
+    """On-policy none; after a large step some. Where the advantage is positive, the clip had them."""
+    objective = ObjectiveConfig(clip_range=1e-5, max_ratio=1 + 2e-5)
+    worker = make_learner(model, learner_config(lr=1e-2), objective=objective)
+    assert worker.step(groups).truncated_frac == 0
+    stats = worker.step(groups)
+    assert 0 < stats.truncated_frac < 1
+    # every truncated ratio is clipped, too, and so are those below the range where A < 0
+    assert stats.clipped_frac >= stats.truncated_frac
+
+
 @pytest.mark.parametrize("settings", [{"lr": 3e-3}, {**FULL, "lr": 3e-4}], ids=["lora", "full"])
 def test_training_on_a_batch_makes_its_good_transitions_likelier(
     model: Path, groups: list[RecordBatch], settings: dict

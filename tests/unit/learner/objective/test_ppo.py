@@ -87,6 +87,74 @@ def test_differing_shapes_fail() -> None:
         PpoClip(CLIP)(torch.zeros(3), torch.zeros(3), torch.zeros(3, 1))
 
 
+MAX_RATIO = 1.5
+# Log-ratios below, inside and above the clip, just below and just above log(1.5) = 0.405, far above;
+# times advantages of both signs and none.
+TRUNCATION_CASES = [(r, a) for r in (-0.3, 0.05, 0.3, 0.4, 0.41, 3.0) for a in (-2.0, 0.0, 1.5)]
+
+
+def dual_clip(log_ratio: float, advantage: float) -> float:
+    """docs/papers.md section 5, by cases: -max(min(r A, clip(r) A), m A) where A < 0, else PPO's."""
+    loss = ground_truth.ppo(log_ratio, advantage, CLIP)
+    return min(loss, -MAX_RATIO * advantage) if advantage < 0 else loss
+
+
+def evaluate_truncated(cases: list[tuple[float, float]]) -> tuple[ObjectiveOutput, Tensor]:
+    log_ratio, advantage = torch.tensor(cases, dtype=torch.float64).T
+    log_prob = log_ratio.clone().requires_grad_()
+    output = PpoClip(CLIP, MAX_RATIO)(log_prob, torch.zeros_like(log_ratio), advantage)
+    (gradient,) = torch.autograd.grad(output.loss.sum(), log_prob)
+    return output, gradient
+
+
+def test_truncated_loss_and_gradient_are_those_of_the_definition() -> None:
+    output, gradient = evaluate_truncated(TRUNCATION_CASES)
+    slow = [dual_clip(r, a) for r, a in TRUNCATION_CASES]
+    assert output.loss.tolist() == pytest.approx(slow, rel=1e-12)
+    for (r, a), ours in zip(TRUNCATION_CASES, gradient.tolist(), strict=True):
+        slope = ground_truth.numeric_gradient(lambda x, a=a: dual_clip(x, a), r)
+        assert ours == pytest.approx(slope, abs=1e-8)
+
+
+def test_a_ratio_beyond_the_truncation_has_no_gradient_and_is_counted() -> None:
+    output, gradient = evaluate_truncated(TRUNCATION_CASES)
+    beyond = torch.tensor([math.exp(r) > MAX_RATIO for r, _ in TRUNCATION_CASES])
+    advantage = torch.tensor([a for _, a in TRUNCATION_CASES])
+    assert output.truncated is not None
+    assert torch.equal(output.truncated, beyond)
+    assert 0 < int(beyond.sum()) < len(beyond)
+    assert (gradient[beyond] == 0).all()
+    assert ((gradient == 0) == (output.clipped | (advantage == 0))).all()
+    assert output.ratio.tolist() == pytest.approx([math.exp(r) for r, _ in TRUNCATION_CASES])
+
+
+def test_truncation_bounds_the_loss_that_the_clip_leaves_open() -> None:
+    """Off-policy, one transition whose ratio is e^10 would outweigh the whole batch."""
+    far = torch.tensor([10.0], dtype=torch.float64)
+    nothing, negative = torch.zeros_like(far), torch.full_like(far, -2.0)
+    assert PpoClip(CLIP)(far, nothing, negative).loss.item() == pytest.approx(2 * math.exp(10))
+    assert PpoClip(CLIP, MAX_RATIO)(far, nothing, negative).loss.item() == 2 * MAX_RATIO
+    assert PpoClip(CLIP, MAX_RATIO)(far, nothing, -negative).loss.item() == -2 * (1 + CLIP)
+
+
+def test_without_truncation_every_bit_is_plain_ppo_s() -> None:
+    generator = torch.Generator().manual_seed(0)
+    new, old, advantage = torch.randn(3, 1000, generator=generator)
+    output = PpoClip(CLIP)(new, old, advantage)
+    ratio = (new - old).exp()
+    plain = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - CLIP, 1 + CLIP))
+    assert torch.equal(output.loss, plain)
+    assert output.truncated is not None
+    assert not output.truncated.any()
+
+
+@pytest.mark.parametrize("max_ratio", [0.5, 1.0, 1 + CLIP, math.nan])
+def test_a_truncation_inside_the_clip_range_is_refused(max_ratio: float) -> None:
+    message = r"objective\.max_ratio = .* must be above 1 \+ objective\.clip_range = 1\.1"
+    with pytest.raises(ValueError, match=message):
+        PpoClip(CLIP, max_ratio)
+
+
 class Reinforce:
     """A plug-in."""
 
@@ -108,6 +176,8 @@ class Reinforce:
 
 def test_objectives_are_made_by_name_or_path() -> None:
     assert make_objective(ObjectiveConfig(clip_range=0.2)) == PpoClip(0.2)
+    truncating = ObjectiveConfig(clip_range=0.2, max_ratio=1.5)
+    assert make_objective(truncating) == PpoClip(0.2, 1.5)
     plug_in = make_objective(ObjectiveConfig(name=f"{__name__}:Reinforce", clip_range=0.2))
     assert isinstance(plug_in, Reinforce)
     output = plug_in(torch.ones(2), torch.ones(2), torch.ones(2))

@@ -1,0 +1,97 @@
+"""Joining a Ray cluster, or starting a local one; whether it has room for the run is `cluster.placement`'s to say."""
+
+import logging
+import os
+import time
+from typing import Any
+
+import ray
+
+from cluster.actors_backend import NAMESPACE
+from cluster.backend import ScaleCommand
+from cluster.config import ConfigError, RunConfig
+from cluster.placement import missing, needs
+
+
+def connect(config: RunConfig, address: str | None) -> None:
+    """Join the cluster at `address` (or RAY_ADDRESS), or start a local one with slots enough for this config.
+
+    On one machine the parts take turns more than they overlap, so slots may outnumber the cores. Raises ConfigError
+    when the cluster has no room for what the run needs to begin, and gets none within run.wait_for_nodes_s.
+    """
+    if not ray.is_initialized():
+        _connect(config, address)
+    deadline = time.monotonic() + config.run.wait_for_nodes_s
+    while lacking := missing(needs(config), _nodes()):
+        if time.monotonic() >= deadline:
+            raise ConfigError(
+                "the Ray cluster has no room for this run:\n  " + "\n  ".join(lacking)
+            )
+        time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def ask_run(name: str, command: ScaleCommand, address: str | None) -> dict[str, Any]:
+    """Pass a command to the control actor called `name`; return the run's status. ConfigError when there is none."""
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"no Ray cluster found ({error}); run this on one of its nodes, or give --address"
+            ) from error
+    try:
+        control = ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError as error:
+        raise ConfigError(
+            f"no {name} is going on in the Ray cluster at {address}; is the folder the one it was started with?"
+        ) from error
+    status: Any = ray.get(control.command.remote(command), timeout=60)
+    return status
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Return the total resources of each live node."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _connect(config: RunConfig, address: str | None) -> None:
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address:
+        ray.init(address=address, log_to_driver=False)
+        return
+    # A cluster of this process's own, behind loopback: that tokens are on by default needs no warning.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(
+        logging.ERROR
+    )
+    ray.init(
+        address="local",
+        num_cpus=max(_num_cpus(config), os.cpu_count() or 1),
+        resources=_custom_resources(config) or None,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
+
+
+def _num_cpus(config: RunConfig) -> int:
+    """Return the CPU slots of what the config starts."""
+    return (
+        config.rollout.workers.start * config.rollout.threads_per_worker
+        + config.learner.num_ranks * config.learner.threads_per_rank
+        + sum(reward.replicas * reward.threads for reward in config.rewards.components)
+    )
+
+
+def _custom_resources(config: RunConfig) -> dict[str, float]:
+    """Return as much of every custom resource as the config starts with: one machine is every pool."""
+    amounts: dict[str, float] = {}
+    parts = [
+        (config.rollout.workers.start, config.rollout.resources),
+        (config.learner.num_ranks, config.learner.resources),
+        *((reward.replicas, reward.resources) for reward in config.rewards.components),
+    ]
+    for count, resources in parts:
+        for name, amount in resources.items():
+            amounts[name] = amounts.get(name, 0.0) + count * amount
+    return amounts

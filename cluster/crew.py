@@ -1,0 +1,191 @@
+"""A crew: as many live actors of one kind as are wanted, whatever happens to them.
+
+    starting --answer--> ready --asked to leave, jobs done--> ended
+       |                   |
+       +------ lost -------+--> its jobs are handed back, a replacement starts (later and later, if it keeps failing)
+
+A member is lost when its process or node is gone, when it makes no progress on a job for too long, or when it keeps
+failing (quarantine). Members are never restarted in place: a new one has a new id, so late answers name nobody.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from cluster.backend import Future
+from cluster.config import FaultsConfig
+from cluster.events import Events
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+LONGEST_DELAY_S = 60.0
+
+
+class CrewLost(RuntimeError):
+    """Members were lost again and again, and nothing was answered in between."""
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One actor."""
+
+    id: int
+    ready: bool = False
+    leaving: bool = False
+    gone: bool = False
+    jobs: list[Any] = field(default_factory=list)
+    """What it has been given and has not answered, in order."""
+    progress_s: float = 0.0
+    """When it last answered, or was given a job while it had none."""
+    num_errors: int = 0
+    """Jobs in a row that raised."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What it said of itself when it was ready: node, process, devices."""
+
+
+AMember = TypeVar("AMember", bound=Member)
+
+
+class Crew(Generic[AMember]):
+    """Keeps `target` members alive. The owner gives out jobs and says what becomes of a lost one's."""
+
+    def __init__(
+        self,
+        name: str,
+        events: Events,
+        faults: FaultsConfig,
+        *,
+        make: Callable[[int], AMember],
+        start: Callable[[int], Future],
+        end: Callable[[int], None],
+        on_change: Callable[[], None],
+        on_lost: Callable[[list[Any]], None],
+        timeout_s: float,
+    ):
+        """`start` gives a future of a member's facts; `on_lost` gets the jobs that a lost member had."""
+        self.name, self.events, self.faults = name, events, faults
+        self._make, self._start, self._end = make, start, end
+        self._on_change, self._on_lost, self._timeout_s = on_change, on_lost, timeout_s
+        self.members: dict[int, AMember] = {}
+        self.target = 0
+        self.num_lost, self.num_quarantined = 0, 0
+        self._next_id, self._in_a_row, self._delayed, self._ever_ready = 0, 0, 0, False
+        self._ticking = False
+
+    @property
+    def ready(self) -> list[AMember]:
+        """Members that may be given jobs."""
+        return [member for member in self.members.values() if member.ready and not member.leaving]
+
+    @property
+    def num_staying(self) -> int:
+        """Members that are there or starting, and not leaving."""
+        return sum(not member.leaving for member in self.members.values())
+
+    def resize(self, target: int) -> None:
+        """Have so many members; the idlest leave first, once their jobs are done."""
+        self.target = target
+        staying = [member for member in self.members.values() if not member.leaving]
+        staying.sort(key=lambda member: (member.ready, len(member.jobs), -member.id))
+        for member in staying[: max(0, len(staying) - target)]:
+            member.leaving = True
+            self._let_go(member)
+        for _ in range(target - self.num_staying - self._delayed):
+            self._hire()
+        if not self._ticking:
+            self._ticking = True
+            self.events.after(TICK_S, self._tick, background=True)
+
+    def _hire(self) -> None:
+        member = self._make(self._next_id)
+        self._next_id += 1
+        self.members[member.id] = member
+
+        def failed(error: Exception) -> None:
+            if not self._ever_ready:
+                raise error  # nobody could start: most likely the user's mistake, to be told as it is
+            self.lose(member, f"it could not start: {error}")
+
+        self.events.expect(
+            self._start(member.id),
+            lambda facts: self._on_ready(member, facts),
+            lambda lost: self.lose(member, lost.reason),
+            failed,
+        )
+
+    def _on_ready(self, member: AMember, facts: dict[str, Any] | None) -> None:
+        if member.gone:
+            return
+        member.ready, member.facts = True, facts or {}
+        self._in_a_row, self._ever_ready = 0, True
+        self._let_go(member)
+        self._on_change()
+
+    def given(self, member: AMember, job: Any) -> None:
+        """A member was given a job."""
+        if not member.jobs:
+            member.progress_s = self.events.now
+        member.jobs.append(job)
+
+    def answered(self, member: AMember, job: Any) -> bool:
+        """A member ended a job, well or not; False when it had been given up already."""
+        if member.gone:
+            return False
+        member.jobs.remove(job)
+        member.progress_s, self._in_a_row = self.events.now, 0
+        self._let_go(member)
+        return True
+
+    def lose(self, member: AMember, reason: str) -> None:
+        """A member is gone, or is ended because of `reason`: hand its jobs back, start a replacement."""
+        if member.gone:
+            return
+        self.num_lost += 1
+        self._in_a_row += 1
+        log.warning("%s %d is lost: %s", self.name, member.id, reason)
+        self._remove(member)
+        if self._in_a_row >= self.faults.losses_in_a_row:
+            raise CrewLost(
+                f"{self._in_a_row} of the {self.name}s were lost in a row, with no answer in between; the last one: "
+                f"{reason}"
+            )
+        self._on_lost(member.jobs)
+        self._replace()
+        self._on_change()
+
+    def quarantine(self, member: AMember, reason: str) -> None:
+        """End a member that keeps failing."""
+        self.num_quarantined += 1
+        self.lose(member, f"quarantined: {reason}")
+
+    def _replace(self) -> None:
+        if self._in_a_row <= 1:
+            self.resize(self.target)
+            return
+        delay = min(self.faults.restart_delay_s * 2 ** (self._in_a_row - 2), LONGEST_DELAY_S)
+        self._delayed += 1
+
+        def hire() -> None:
+            self._delayed -= 1
+            self.resize(self.target)
+
+        self.events.after(delay, hire)
+
+    def _let_go(self, member: AMember) -> None:
+        if member.leaving and not member.jobs:
+            self._remove(member)
+
+    def _remove(self, member: AMember) -> None:
+        member.gone = True
+        del self.members[member.id]
+        self._end(member.id)
+
+    def _tick(self) -> None:
+        """Look for members that hang. Also a chance for the owner to look after stragglers."""
+        for member in list(self.members.values()):
+            if member.jobs and self.events.now - member.progress_s > self._timeout_s:
+                self.lose(member, f"no answer for {self._timeout_s:g} s")
+        self._on_change()
+        self.events.after(TICK_S, self._tick, background=True)

@@ -1,0 +1,385 @@
+"""One run from start to report: evaluate, train, evaluate, export; back to a checkpoint when the learner is lost."""
+
+import io
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from cluster.actors_backend import RayBackend
+from cluster.backend import PartLost, ScaleCommand, WeightsAnswer
+from cluster.config import ConfigError, RunConfig, resolve_paths
+from cluster.controller import Controller, StartPoint
+from cluster.costs import step_plan
+from cluster.curves import curves_png
+from cluster.evaluation import held_out
+from cluster.evaluation_table import build_section, read_jsonl
+from cluster.fleet import make_fleet, start_fleet
+from cluster.iteration import IterationRecord
+from cluster.looks import Looks, between
+from cluster.metrics_row import metrics_row
+from cluster.open_run import control_name
+from cluster.pictures import trajectory_strip
+from cluster.progress import Progress
+from cluster.report import write_report
+from cluster.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    METRICS,
+    SUMMARY,
+    TRAJECTORIES,
+    WEIGHTS,
+    append_jsonl,
+    evaluation_lines,
+    read_optional,
+    trajectory_picture,
+    write_json,
+)
+from learner.checkpoint import latest, prune
+from learner.credit.base import ScoredStates
+from rollout.prompts import PromptSource
+from rollout.trajectory import read_group, read_previews, write_ipc
+
+log = logging.getLogger(__name__)
+
+COUNTS = ("images", "transitions", "network_calls", "reward_calls")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """What a checkpoint holds beside the learner's own: counts of the surviving history, and where it stands."""
+
+    consumed: int = 0
+    incarnation: int = 0
+    attempts: dict[str, int] = field(default_factory=dict)
+    """How often the group of a position under way was dropped, by position."""
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    evaluation_counts: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+    rollbacks: int = 0
+
+
+class RunGivenUp(RuntimeError):
+    """The learner was lost again and again at the same place."""
+
+
+class TrainingRun:
+    """One training run in its folder; `cluster.train` drives it."""
+
+    def __init__(self, config: RunConfig, folder: Path, continued: bool):
+        self.folder, self.continued = folder, continued
+        self.config = resolve_paths(config, folder)
+        self.state = RunState()
+        self._before_s, self._sitting_began = 0.0, time.monotonic()
+        self.plan, rule = step_plan(self.config)
+        self._scored_states: ScoredStates = rule.scored_states
+        prompts, looks = self.config.prompts, self.config.evaluation
+        self.prompts = PromptSource(prompts.path, prompts.shuffle, self.config.run.seed)
+        self.held_out = held_out(looks.path, looks.num_prompts, looks.seed)
+        self.progress = Progress(self.config.run.num_iterations)
+        self.controller: Controller | None = None
+        self._older: list[WeightsAnswer] = []
+        self._saved_at = 0
+        self._rolled_back_to: list[int] = []
+
+    @property
+    def consumed(self) -> int:
+        """Iterations done."""
+        return self.state.consumed
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase of the run, and say that it goes on."""
+        self.progress.phase(name)
+        began = time.monotonic()
+        yield
+        self._add_seconds(name, time.monotonic() - began)
+
+    def _add_seconds(self, name: str, seconds: float) -> None:
+        self.state.seconds[name] = self.state.seconds.get(name, 0.0) + seconds
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall-clock seconds of this run, earlier sittings up to their last checkpoint included."""
+        return self._before_s + time.monotonic() - self._sitting_began
+
+    # start
+
+    def open(self) -> None:
+        """Make the parts' handles; nothing starts yet."""
+        self.backend = RayBackend(
+            self.config,
+            self._scored_states,
+            str(self.folder),
+            control_name=control_name(self.folder),
+        )
+        self.fleet = make_fleet(self.config, self.backend)
+        counts = self.state.evaluation_counts
+        self.looks = Looks(self.config, self.folder, self.held_out, self.fleet, counts)
+
+    def start(self) -> None:
+        """Start the actors, canaries checked; load the last checkpoint if there is one."""
+        with self.phase("startup"):
+            started: list[Any] = []
+            self.fleet.events.expect(self.backend.start_learner(), started.append)
+            start_fleet(self.config, self.fleet)
+            self.fleet.events.until(lambda: bool(started))
+            for crew in self.fleet.scorer.crews.values():
+                self.progress.note(crew.ready[0].facts["canaries"])
+        self._listen()
+        if self.continued:
+            (self.folder / SUMMARY).unlink(missing_ok=True)
+            self._load()
+            self._before_s = self.state.elapsed_s
+
+    def _load(self) -> None:
+        """Go on from the last whole checkpoint; without one, forget what was begun."""
+        found = latest(self.folder / CHECKPOINTS)
+        if found is None:
+            self.progress.note("no checkpoint yet: beginning anew")
+            for name in (METRICS, BEST):
+                (self.folder / name).unlink(missing_ok=True)
+            self.state = RunState(
+                incarnation=self.state.incarnation + 1, rollbacks=self.state.rollbacks
+            )
+            self._older = []
+        else:
+            answer = self.fleet.events.answer(self.backend.load_checkpoint(str(found)))
+            self._adopt(found, *answer)
+        self._saved_at = self.consumed
+        self.looks.counts = self.state.evaluation_counts
+
+    def _adopt(self, found: Path, state: dict[str, Any], older: list[WeightsAnswer]) -> None:
+        before = self.state
+        self.state, self._older = RunState(**state), older
+        self.state.incarnation = max(self.state.incarnation, before.incarnation) + 1
+        self.state.rollbacks = max(self.state.rollbacks, before.rollbacks)
+        if self.consumed > self.config.run.num_iterations:
+            raise ConfigError(
+                f"run.num_iterations = {self.config.run.num_iterations}, but {found} is {self.consumed} iterations "
+                "in; set it higher"
+            )
+        if not evaluation_lines(self.folder, "before").exists():
+            raise ConfigError(
+                f"{self.folder} has lost its evaluation/before.jsonl, which can't be made again now"
+            )
+        self.progress.note(f"continuing after iteration {self.consumed} from {found}")
+
+    def _listen(self) -> None:
+        """Do what `flowcredit scale` asks, whenever it does."""
+
+        def obey(command: ScaleCommand) -> None:
+            self.progress.note(f"scaling: {command}")
+            self.fleet.scale(command)
+            self._report()
+            self._listen()
+
+        self.fleet.events.expect(
+            self.backend.next_command(), obey, lambda lost: self._listen(), background=True
+        )
+        self._report()
+
+    def _report(self) -> None:
+        run = self.config.run
+        self.backend.report(
+            {
+                "iteration": self.consumed,
+                "num_iterations": run.num_iterations,
+                "incarnation": self.state.incarnation,
+                "rollbacks": self.state.rollbacks,
+                **self.fleet.status(),
+            }
+        )
+
+    # go
+
+    def go(self) -> dict[str, Any]:
+        """Run to the end, back to the last checkpoint whenever the learner is lost; return the summary."""
+        while True:
+            try:
+                return self._go()
+            except PartLost as lost:
+                self._roll_back(lost)
+
+    def _go(self) -> dict[str, Any]:
+        if self.consumed == 0 and not evaluation_lines(self.folder, "before").exists():
+            self._evaluate("before", "raw")
+        self._train()
+        self._evaluate("after", self.config.evaluation.weights)
+        return self._finish()
+
+    def _roll_back(self, lost: PartLost) -> None:
+        """Start the learner anew from the last checkpoint, under a new incarnation; workers and servers stay."""
+        log.warning("the learner is lost: %s", lost.reason)
+        self.progress.note(f"the learner is lost, going back to the last checkpoint ({lost})")
+        self.fleet.abandon()
+        self.looks.abandon()
+        self.controller = None
+        self.state.rollbacks += 1
+        self._rolled_back_to.append(self._saved_at)
+        bound = self.config.faults.rollbacks_in_a_row
+        if self._rolled_back_to[-bound:] == [self._saved_at] * bound:
+            raise RunGivenUp(
+                f"the learner was lost {bound} times after iteration {self._saved_at}; the last time: {lost}"
+            ) from lost
+        with self.phase("recovery"):
+            try:
+                self.fleet.events.answer(self.backend.start_learner())
+                self._load()
+            except PartLost as again:
+                self._roll_back(again)
+
+    def _evaluate(self, name: str, kind: str) -> None:
+        """Evaluate with the learner's weights of that kind, and keep lines and pictures under `name`."""
+        with self.phase(f"evaluation_{name}"):
+            self.looks.start(name, self.fleet.events.answer(self.backend.weights(kind)))
+            self.looks.wait()
+
+    def _train(self) -> None:
+        """Run the controller to the last iteration."""
+        self.progress.phase("training")
+        attempts = {int(position): n for position, n in self.state.attempts.items()}
+        start = StartPoint(
+            consumed=self.consumed,
+            incarnation=self.state.incarnation,
+            attempts=attempts,
+            older=self._older,
+        )
+        self.controller = Controller(
+            self.config, self.plan, self.fleet, self.prompts, self._on_iteration, start
+        )
+        self._older = []
+        self.controller.run()
+        self.looks.wait()
+        self.controller = None
+
+    def stop(self) -> None:
+        """End in good order: let the learner finish its step, write a checkpoint unless the last one is as new."""
+        self.progress.note("stopping: after this step")
+        if self.controller is None:
+            return
+        try:
+            self.controller.finish_step()
+            if self._saved_at < self.consumed:
+                self.fleet.events.answer(self._save_checkpoint())
+        except PartLost as lost:
+            self.progress.note(f"no checkpoint at the stop, the one before is valid ({lost})")
+
+    def _on_iteration(self, record: IterationRecord) -> Any:
+        """Write the iteration's row; return the future of a checkpoint when one is due."""
+        lag = record.iteration - 1 - record.learner_stats.policy_version
+        row = metrics_row(record, lag, self.elapsed_s)
+        row |= {"incarnation": self.state.incarnation, "parts": self.fleet.status()}
+        append_jsonl(self.folder / METRICS, row)
+        self.state.consumed = record.iteration
+        self._add_seconds("training", record.seconds["total"])
+        for name in COUNTS:
+            self.state.counts[name] += row["counts"][name]
+        self.progress.iteration(row)
+        self._report()
+        if self.config.run.record_trajectories:
+            path = self.folder / TRAJECTORIES / f"batch_{record.iteration:06d}.arrow"
+            path.parent.mkdir(exist_ok=True)
+            write_ipc(path, list(record.batches))
+        looks = self._look_if_due()
+        last = record.iteration == self.config.run.num_iterations
+        if record.iteration % self.config.run.checkpoint_every and not last and not looks:
+            return None
+        self._keep_strip(record)
+        return self._save_checkpoint()
+
+    def _look_if_due(self) -> bool:
+        """Look at the held-out prompts in between. Without a lag nobody samples meanwhile; no iteration is timed."""
+        settings, iteration = self.config.evaluation, self.consumed
+        last = self.config.run.num_iterations
+        if not settings.every or iteration % settings.every or iteration == last:
+            return False
+        controller, began = self.controller, time.monotonic()
+        assert controller is not None
+        controller.held = not self.config.run.max_policy_lag
+        kinds = {between(iteration): settings.weights}
+        if settings.both_kinds:
+            other = "raw" if settings.weights == "ema" else "ema"
+            kinds[f"{other}_{between(iteration)}"] = other
+        waiting = set(kinds)
+
+        def go_on() -> None:
+            if controller.held and not waiting and self.looks.done:
+                self._add_seconds("evaluation_between", time.monotonic() - began)
+                controller.release()
+
+        self.looks.on_end = go_on
+        for name, kind in kinds.items():
+
+            def start(weights: WeightsAnswer, name: str = name) -> None:
+                waiting.discard(name)
+                self.looks.start(name, weights)
+
+            self.fleet.events.expect(self.backend.weights(kind), start)
+        return True
+
+    def _keep_strip(self, record: IterationRecord) -> None:
+        """Keep a picture of one trajectory: its previews step by step, each with its reward."""
+        pngs = read_previews(record.batches[0])[0]
+        if pngs is None:
+            return
+        group = read_group(record.batches[0])
+        states = [state for state, png in enumerate(pngs) if png is not None]
+        previews = [np.asarray(Image.open(io.BytesIO(pngs[state] or b""))) for state in states]
+        path = trajectory_picture(self.folder, record.iteration)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = [float(group.rewards[0][state]) for state in states]
+        trajectory_strip(previews, values, states=states, prompt=group.prompt).save(path)
+
+    def _save_checkpoint(self) -> Any:
+        assert self.controller is not None
+        self.state.attempts = {str(p): n for p, n in self.controller.buffer.attempts.items()}
+        state = asdict(self.state) | {"elapsed_s": self.elapsed_s}
+        folder = self.folder / CHECKPOINTS / f"step_{self.consumed:06d}"
+        older = self.controller.store.older()
+        future = self.backend.save_checkpoint(str(folder), state, older)
+        self._saved_at = self.consumed
+        self._prune()
+        return future
+
+    def _prune(self) -> None:
+        best = read_optional(self.folder, BEST)
+        spare = [f"step_{best['iteration']:06d}"] if best else []
+        prune(self.folder / CHECKPOINTS, self.config.run.keep_checkpoints, spare)
+
+    # finish
+
+    def _finish(self) -> dict[str, Any]:
+        """Export the trained weights, write summary, curves and report; return the summary."""
+        kind = self.config.evaluation.weights
+        with self.phase("export"):
+            self.fleet.events.answer(self.backend.export(str(self.folder / WEIGHTS), kind))
+            self._prune()
+        before = read_jsonl(evaluation_lines(self.folder, "before"))
+        after = read_jsonl(evaluation_lines(self.folder, "after"))
+        summary = {
+            "status": "finished",
+            "iterations": self.consumed,
+            "weights": kind,
+            "evaluation": build_section(before, after, self.looks.columns),
+            "counts": self.state.counts,
+            "evaluation_counts": self.state.evaluation_counts,
+            "seconds": {**self.state.seconds, "total": self.elapsed_s},
+            "rollbacks": self.state.rollbacks,
+        }
+        write_json(self.folder / SUMMARY, summary)
+        curves_png(self.folder)
+        write_report(self.folder)
+        return summary
+
+    def close(self) -> None:
+        """End all actors."""
+        if hasattr(self, "backend"):
+            self.backend.close()
