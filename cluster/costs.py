@@ -9,14 +9,19 @@ from rich.table import Table
 from cluster.config import RunConfig
 from cluster.evaluation import held_out
 from learner.credit import CreditAssigner, make_credit
+from learner.objective import make_objective
 from rollout.families.registry import load_family
 from rollout.families.trainable import attach_lora, make_trainable_full
 from rollout.plan import StepPlan, make_plan, network_calls_per_group, scored_images_per_group
 
 
 def step_plan(config: RunConfig) -> tuple[StepPlan, CreditAssigner]:
-    """Return the run's step plan and credit rule; reads the model's schedule, loads no weights. ValueError."""
+    """Return the run's step plan and credit rule; reads the model's schedule, loads no weights.
+
+    ValueError when model, sampling, credit or objective say what cannot be, before anything starts.
+    """
     rule = make_credit(config.credit)
+    make_objective(config.objective)
     family = load_family(config.model, torch.device("cpu"), parts=())
     times = family.times(config.sampling.num_steps)
     return make_plan(config.sampling, times, rule.scored_states), rule

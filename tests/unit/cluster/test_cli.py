@@ -129,6 +129,8 @@ def test_an_untrained_run_needs_base(capsys, tmp_path):
         ("sampling.scored_states=[3, 99]", "99"),
         ("credit.rule=gian", "unknown credit rule 'gian'"),
         ("credit.normaliser=all", "unknown normaliser 'all'"),
+        ("objective.name=ppo", "unknown objective 'ppo'"),
+        ("objective.max_ratio=1.001", "objective.max_ratio = 1.001 must be above"),
         ("model.family=sd4", "unknown model family 'sd4'"),
     ],
 )
