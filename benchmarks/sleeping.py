@@ -118,8 +118,8 @@ class SleepingFamily(Family):
     def __init__(
         self, settings: SleepSettings, device: torch.device, parts: tuple[Part, ...]
     ) -> None:
-        if "network" in parts:
-            self.network = SleepingNetwork(settings).requires_grad_(False).to(device).eval()
+        where = device if "network" in parts else torch.device("meta")
+        self.network = SleepingNetwork(settings).requires_grad_(False).to(where).eval()
         self.latent_shape = (3, settings.latent, settings.latent)
         self._device, self._parts = device, parts
 

@@ -93,6 +93,8 @@ class RolloutPool:
         self._queue: deque[Call] = deque()
         self._running: dict[Call, None] = {}
         self._seconds: dict[str, deque[float]] = {}
+        self._generation = 0
+        """Counts the times that all was abandoned."""
 
     @property
     def num_calls(self) -> int:
@@ -117,6 +119,7 @@ class RolloutPool:
 
     def abandon(self) -> None:
         """Forget all calls, and what the workers hold: the run goes back to a checkpoint."""
+        self._generation += 1
         for call in [*self._queue, *self._running]:
             call.done = True
         self._queue.clear()
@@ -186,7 +189,7 @@ class RolloutPool:
 
     def _push(self, worker: Worker, weights: WeightsAnswer) -> None:
         worker.loading, worker.holds = True, None
-        started = self.events.now
+        started, generation = self.events.now, self._generation
 
         def check(report: WeightReport) -> None:
             worker.loading = False
@@ -197,9 +200,13 @@ class RolloutPool:
             self.dispatch()
 
         def lost(lost: PartLost) -> None:
-            if lost.is_data:
+            worker.loading = False
+            if not lost.is_data:
+                self.crew.lose(worker, lost.reason)
+            elif generation == self._generation:
                 raise WeightsLost(f"the weights of policy version {weights.version}: {lost.reason}")
-            self.crew.lose(worker, lost.reason)
+            else:  # the run went back to a checkpoint for it already
+                self.dispatch()
 
         def failed(error: Exception) -> None:
             worker.loading = False

@@ -43,7 +43,8 @@ class Family(ABC):
         parts: tuple[Part, ...] = ("network", "text", "decoder"),
     ) -> "Family":
         """Load the named parts, frozen and in eval mode; ValueError if the folder is missing or not
-        such a model."""
+        such a model. Without "network", `network` has names and shapes, and need not have weights
+        (the meta device)."""
 
     @abstractmethod
     def times(self, num_steps: int) -> Tensor:

@@ -155,6 +155,14 @@ class FamilyContract:
             with pytest.raises(self.refusal, match="decoder"):
                 partial.decode(latents)
 
+    def test_without_parts_the_network_has_its_names_and_shapes(
+        self, family: Family, config: ModelConfig
+    ) -> None:
+        def shapes(one: Family) -> dict[str, torch.Size]:
+            return {name: tensor.shape for name, tensor in one.network.named_parameters()}
+
+        assert shapes(load_family(config, CPU, ())) == shapes(family)
+
     def test_lora_fits_its_targets_starts_without_effect_and_gets_gradients(
         self, family: Family, config: ModelConfig
     ) -> None:

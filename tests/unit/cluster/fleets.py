@@ -1,7 +1,8 @@
 """A controller over the fake backend, small enough that a whole run takes milliseconds."""
 
+from cluster.backend import PartLost
 from cluster.config import load
-from cluster.controller import Controller
+from cluster.controller import Controller, StartPoint
 from cluster.fleet import make_fleet, start_fleet
 from rollout.flow.schedule import shifted_times
 from rollout.plan import make_plan
@@ -39,3 +40,34 @@ def controller_of(
         config, plan, fleet, PromptSource(prompts), on_iteration or seen.append, start
     )
     return controller, backend, seen
+
+
+def run_with_roll_backs(controller, backend, every=1):
+    """Run to the end as `cluster.training_run` does, with a checkpoint `every` so many iterations; return what was
+    trained on in the surviving history, and the controller that came to the end (its incarnation: the roll-backs)."""
+
+    def on_iteration(record):
+        if record.iteration % every:
+            return None
+        state = {"consumed": record.iteration}
+        return backend.save_checkpoint("step", state, controller.store.older())
+
+    controller.on_iteration = on_iteration
+    fleet, ledger = controller.fleet, []
+    while True:
+        try:
+            controller.run()
+            return ledger + backend.trained, controller
+        except PartLost:
+            fleet.abandon()
+            assert fleet.events.answer(backend.start_learner()) is None
+            state, older = {"consumed": 0}, []
+            if backend.saved:
+                state, older = fleet.events.answer(backend.load_checkpoint("step"))
+            ledger = (ledger + backend.trained)[: state["consumed"]]
+            backend.trained = []
+            start = StartPoint(
+                consumed=state["consumed"], incarnation=controller.incarnation + 1, older=older
+            )
+            config, plan, prompts = controller.config, controller.plan, controller.prompts
+            controller = Controller(config, plan, fleet, prompts, on_iteration, start)

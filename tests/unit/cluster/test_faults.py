@@ -8,7 +8,7 @@ import pytest
 from cluster.backend import PartLost
 from cluster.controller import StartPoint
 from cluster.crew import CrewLost
-from tests.unit.cluster.fleets import controller_of
+from tests.unit.cluster.fleets import controller_of, run_with_roll_backs
 
 LEDGERS = {
     lag: [[(4 * b + i, max(0, b - lag)) for i in range(4)] for b in range(4)] for lag in (0, 1, 2)
@@ -167,18 +167,8 @@ def test_workers_that_never_start_end_the_run_with_the_reason(tmp_path):
 def test_a_lost_learner_goes_back_to_the_checkpoint_and_trains_the_same(tmp_path, lag, seed):
     """The controller ends with PartLost; a new one from the checkpoint gets the learner where it would have been."""
     dice = random.Random(seed)
-
-    def on_iteration(record):
-        if record.iteration % 2:
-            return None
-        state = {"consumed": record.iteration}
-        return backend.save_checkpoint("step", state, controller.store.older())
-
     settings = [f"run.max_policy_lag={lag}", "run.num_iterations=6"]
-    controller, backend, _ = controller_of(
-        tmp_path, *settings, on_iteration=on_iteration, seed=seed
-    )
-    fleet = controller.fleet
+    controller, backend, _ = controller_of(tmp_path, *settings, seed=seed)
     deadly, asked = set(dice.sample(range(1, 14), 3)), 0
 
     def die(part, kind):
@@ -189,29 +179,33 @@ def test_a_lost_learner_goes_back_to_the_checkpoint_and_trains_the_same(tmp_path
         return asked in deadly
 
     backend.dying = die
-    ledger = []
-    while True:
-        try:
-            controller.run()
-            break
-        except PartLost:
-            fleet.abandon()
-            assert fleet.events.answer(backend.start_learner()) is None
-            state, older = {"consumed": 0}, []
-            if backend.saved:
-                state, older = fleet.events.answer(backend.load_checkpoint("step"))
-            ledger = (ledger + backend.trained)[: state["consumed"]]
-            backend.trained = []
-            start = StartPoint(
-                consumed=state["consumed"], incarnation=controller.incarnation + 1, older=older
-            )
-            controller = type(controller)(
-                controller.config, controller.plan, fleet, controller.prompts, on_iteration, start
-            )
-    assert ledger + backend.trained == [
-        [(4 * b + i, max(0, b - lag)) for i in range(4)] for b in range(6)
-    ]
+    ledger, controller = run_with_roll_backs(controller, backend)
+    assert ledger == [[(4 * b + i, max(0, b - lag)) for i in range(4)] for b in range(6)]
     assert controller.incarnation >= 1
+
+
+@pytest.mark.parametrize("num_lost", [1, 2])
+def test_weights_that_go_away_during_their_push_send_the_run_back_once(tmp_path, num_lost):
+    """The node that made them dies while one worker loads them, or while both do; later all workers are used again."""
+    controller, backend, _ = controller_of(tmp_path)
+    workers = controller.pool.crew.members.values()
+    load_weights, lost = backend.load_weights, []
+
+    def gone():
+        raise PartLost("the node is gone", is_data=True)
+
+    def push(worker, version, tensors):
+        if version == 2 and len(lost) < num_lost:
+            lost.append(worker)
+            return backend._later(("worker", worker), "load", gone)
+        return load_weights(worker, version, tensors)
+
+    backend.load_weights = push
+    ledger, controller = run_with_roll_backs(controller, backend)
+    assert ledger == LEDGERS[0]
+    assert controller.incarnation == 1
+    assert len(workers) == 2
+    assert not any(worker.loading for worker in workers)
 
 
 @pytest.mark.parametrize("seed", range(6))
