@@ -16,6 +16,9 @@ import ray
 from cluster.assembly import reward_call
 from cluster.backend import ScaleCommand, ScoreAnswer
 from cluster.config import RunConfig
+from cluster.folder_probe import complaint, node_name, refusal
+from cluster.remote_folder import fetched, move, scratch_name, written
+from cluster.remote_path import is_url, place_at
 from learner.credit.base import ScoredStates
 from rewards.config import RewardConfig
 from rollout.records import AdapterSpec, EvaluationImages, Previews, SliceRequest
@@ -99,10 +102,13 @@ class RewardActor:
 
 @ray.remote
 class LearnerActor:
-    """One learner rank."""
+    """One learner rank; of all actors, the only kind that reads or writes the run folder, a path or URL."""
 
-    def __init__(self, config: RunConfig, rank: int, dump_dir: str):
-        self.config, self.rank, self.dump_dir = config, rank, dump_dir
+    def __init__(self, config: RunConfig, rank: int, run_dir: str, folder_token: str = ""):
+        self.config, self.rank, self.run_dir = config, rank, run_dir
+        self.folder_token = folder_token
+        self.dump_dir = scratch_name() if is_url(run_dir) else run_dir
+        """Where a batch that went wrong is written first; made when there is one."""
         self.worker: Any = None
 
     def address(self) -> tuple[str, int]:
@@ -112,9 +118,14 @@ class LearnerActor:
             return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
     def start(self, where: tuple[str, int]) -> dict[str, Any]:
-        """Load the model and meet the other ranks at `where`, rank 0's address."""
+        """Load the model and meet the other ranks at `where`, rank 0's address.
+
+        ValueError when the run folder, as it is seen from here, is not the driver's. The nodes of the run's start
+        were asked before (`check_nodes`); this is for one that joined later, and is placed on in a roll-back.
+        """
         from learner.worker import LearnerWorker
 
+        self._check_folder()
         config = self.config
         self.worker = LearnerWorker(
             config.model,
@@ -131,8 +142,24 @@ class LearnerActor:
         )
         return facts()
 
+    def _check_folder(self) -> None:
+        if not self.folder_token:
+            return
+        seen = complaint(self.run_dir, self.folder_token, self.rank == 0)
+        if seen is not None:
+            node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+            raise ValueError(refusal(self.run_dir, {node_name(node, address): seen}))
+
     def step(self, groups: list[Any]) -> Any:
-        return self.worker.step(ray.get(groups))
+        from learner.checks import NonFiniteLoss
+
+        try:
+            return self.worker.step(ray.get(groups))
+        except NonFiniteLoss as error:
+            if self.dump_dir == self.run_dir:
+                raise
+            move(Path(self.dump_dir), self.run_dir)
+            raise NonFiniteLoss(str(error).replace(self.dump_dir, self.run_dir)) from error
 
     @ray.method(num_returns=2)
     def weights(self, kind: str) -> tuple[Any, Any]:
@@ -146,15 +173,18 @@ class LearnerActor:
     ) -> None:
         """`tensors` holds the references of older versions, which only rank 0 reads."""
         kept = dict(zip(versions, ray.get(tensors), strict=True)) if self.rank == 0 else {}
-        self.worker.save_checkpoint(folder, state, kept)
+        with written(folder) as place:
+            self.worker.save_checkpoint(place, state, kept)
 
     def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], list[Any]]:
         """Return the caller's state, and rank 0's older versions: (version, tensors, checksum, bytes) each."""
-        state = self.worker.load_checkpoint(folder)
-        return state, self.worker.kept_versions(folder)
+        with fetched(place_at(folder)) as place:
+            state = self.worker.load_checkpoint(str(place))
+            return state, self.worker.kept_versions(str(place))
 
     def export(self, folder: str, kind: str) -> None:
-        self.worker.export(folder, kind)
+        with written(folder) as place:
+            self.worker.export(place, kind)
 
 
 @ray.remote

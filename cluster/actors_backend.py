@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import (
+    ActorAlreadyExistsError,
     ActorPlacementGroupRemoved,
     NodeDiedError,
     ObjectLostError,
@@ -33,6 +34,8 @@ from rollout.records import AdapterSpec, SliceRequest
 
 NAMESPACE = "flowcredit"
 """Ray namespace of the named control actors."""
+NAME_TAKEN_S = 20.0
+"""How long a run's name may still be taken by a driver that has ended."""
 GONE = (
     RayActorError,
     WorkerCrashedError,
@@ -54,10 +57,12 @@ class RayBackend:
         *,
         adapter: AdapterSpec | None = None,
         control_name: str | None = None,
+        folder_token: str = "",
     ):
         """`adapter` is what the workers train on their network; none takes the config's.
 
-        `control_name` makes the run's control actor known under that name.
+        `control_name` makes the run's control actor known under that name. `dump_dir` is the run folder, a path or
+        URL; with `folder_token` every learner rank must find that token in it, or it does not start.
         """
         self.config, self.scored_states, self.dump_dir = config, scored_states, dump_dir
         self.adapter = adapter or adapter_spec(config)
@@ -68,6 +73,7 @@ class RayBackend:
         """The learner ranks' placement group."""
         self._control: Any = None
         self._control_name = control_name
+        self._folder_token = folder_token
         self._rewards = {reward.name: reward for reward in config.rewards.components}
         self._as_answer: dict[Any, Callable[[Any], Any]] = {}
         """Future -> what makes the protocol's answer of the actor's."""
@@ -121,7 +127,9 @@ class RayBackend:
             self._group = placement_group([bundle] * settings.num_ranks, strategy="PACK")
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group)
         self.ranks = [
-            LearnerActor.options(**options).remote(self.config, rank, self.dump_dir)
+            LearnerActor.options(**options).remote(
+                self.config, rank, self.dump_dir, self._folder_token
+            )
             for rank in range(settings.num_ranks)
         ]
         return self._started(self._all_ranks("start", self.ranks[0].address.remote()))
@@ -169,7 +177,7 @@ class RayBackend:
             options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 100}
             if self._control_name:
                 options |= {"name": self._control_name, "namespace": NAMESPACE}
-            self._control = ControlActor.options(**options).remote()
+            self._control = _make_control(options)
         return self._control
 
     # work
@@ -280,6 +288,21 @@ class RayBackend:
 
     def store(self, data: Any) -> Any:
         return ray.put(data)
+
+
+def _make_control(options: dict[str, Any]) -> Any:
+    """Start the control actor; one of that name, of a driver that was killed just now, gets time to go away."""
+    deadline = time.monotonic() + NAME_TAKEN_S
+    while True:
+        try:
+            return ControlActor.options(**options).remote()
+        except ActorAlreadyExistsError as error:
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"another driver on this cluster has the same run folder ({options['name']}); stop it first, or "
+                    "choose another run.dir"
+                ) from error
+            time.sleep(1.0)
 
 
 def _weights(tensors: Any, version: int, checksum: str, num_bytes: int) -> WeightsAnswer:

@@ -6,11 +6,17 @@ import time
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.actors_backend import NAMESPACE
 from cluster.backend import ScaleCommand
 from cluster.config import ConfigError, RunConfig
+from cluster.folder_probe import complaint, node_name, refusal
 from cluster.placement import missing, needs
+
+LOOK_TIMEOUT_S = 120.0
+"""A node that has not looked at the run folder after so long is taken for one that can't."""
 
 
 def connect(config: RunConfig, address: str | None) -> None:
@@ -28,6 +34,50 @@ def connect(config: RunConfig, address: str | None) -> None:
                 "the Ray cluster has no room for this run:\n  " + "\n  ".join(lacking)
             )
         time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def check_nodes(config: RunConfig, run_dir: str, token: str) -> None:
+    """Have every node that may hold a learner rank look for the driver's token in the run folder, and write there.
+
+    Nobody but the driver and the ranks touches the folder (`cluster.actors`), so the nodes of a rollout pool may lack
+    it. Which node gets which rank is not known yet, and changes in a roll-back: any that has the resources is asked.
+    The driver's own is not, since the driver has just written there. A node that joins later is asked by the rank
+    that is placed on it (`LearnerActor.start`). Raises ConfigError naming every node that can't use the folder.
+    """
+    (rank, *_) = needs(config)
+    own = ray.get_runtime_context().get_node_id()
+    asked = {
+        _look_on(node["NodeID"]).remote(run_dir, token, True): node
+        for node in ray.nodes()
+        if node["Alive"]
+        and node["NodeID"] != own
+        and all(node["Resources"].get(name, 0) >= amount for name, amount in rank.resources.items())
+    }
+    if asked:
+        ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_TIMEOUT_S)
+    complaints = {
+        node_name(node["NodeID"], node["NodeManagerAddress"]): seen
+        for answer, node in asked.items()
+        if (seen := _seen(answer)) is not None
+    }
+    if complaints:
+        raise ConfigError(refusal(run_dir, complaints))
+
+
+def _look_on(node_id: str) -> Any:
+    """Return the remote function that looks at the run folder on that node, whatever is going on there."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(complaint).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+
+
+def _seen(answer: Any) -> str | None:
+    """Return what a node had to complain of."""
+    try:
+        return ray.get(answer, timeout=0)
+    except GetTimeoutError:
+        return f"no answer within {LOOK_TIMEOUT_S:g} s, as of a network file system that hangs"
+    except RayError as error:
+        return f"it could not be asked: {type(error).__name__}: {error}"
 
 
 def ask_run(name: str, command: ScaleCommand, address: str | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cluster.config import ConfigError, load, user_mistakes
+from cluster.remote_path import Place
 
 EXIT_MISTAKE, EXIT_FAILED = 2, 1
 PACKAGES = ("rollout", "learner", "rewards", "cluster")
@@ -25,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train as a config says")
     train.add_argument("config", type=Path, help="TOML file, such as configs/quickstart.toml")
     resume = commands.add_parser("resume", help="continue a run from its last checkpoint")
-    resume.add_argument("run", type=Path, help="run folder")
+    resume.add_argument("run", help="run folder, or its URL")
     plan = commands.add_parser("plan", help="print what a config will run, and run nothing")
     plan.add_argument("config", type=Path)
     for name, text in (
@@ -34,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument(
-            "target", type=Path, help="run folder, checkpoint folder or model folder"
+            "target", help="run folder, checkpoint folder (or the URL of either), or model folder"
         )
         command.add_argument(
             "--config",
@@ -53,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
             )
             command.add_argument("--seed", type=int, default=0)
     scale = commands.add_parser("scale", help="change a run's actors while it goes on")
-    scale.add_argument("run", type=Path, help="run folder")
+    scale.add_argument("run", help="run folder, or its URL")
     scale.add_argument("--rollout-workers", type=int, metavar="N")
     scale.add_argument("--reward", metavar="NAME", help="with --replicas: which reward's servers")
     scale.add_argument("--replicas", type=int, metavar="N")
@@ -132,7 +133,7 @@ def _resume(args: argparse.Namespace) -> int:
     return _until_stopped(lambda: resume(args.run, args.overrides, args.address))
 
 
-def _until_stopped(run: Callable[[], tuple[Path, dict]]) -> int:
+def _until_stopped(run: Callable[[], tuple[Place, dict]]) -> int:
     from cluster.train import Stopped
 
     try:
@@ -151,7 +152,7 @@ def _scale(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(folder: Path, summary: dict) -> None:
+def _show(folder: Place, summary: dict) -> None:
     from cluster.evaluation_table import terminal_table
 
     console = Console()
@@ -178,19 +179,19 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from cluster.commands import evaluate_target
-    from cluster.target import find_target
+    from cluster.target import found_target
 
-    target = find_target(args.target, args.config, args.overrides, args.base)
-    evaluate_target(target, args.out, args.address)
+    with found_target(args.target, args.config, args.overrides, args.base) as target:
+        evaluate_target(target, args.out, args.address)
     return 0
 
 
 def _sample(args: argparse.Namespace) -> int:
     from cluster.commands import sample_target
-    from cluster.target import find_target
+    from cluster.target import found_target
 
-    target = find_target(args.target, args.config, args.overrides, args.base)
-    sample_target(target, args.out, args.address, args.prompt, args.seed)
+    with found_target(args.target, args.config, args.overrides, args.base) as target:
+        sample_target(target, args.out, args.address, args.prompt, args.seed)
     return 0
 
 

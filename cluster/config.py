@@ -24,7 +24,7 @@ class RunSection(Section):
     num_iterations: int = Field(ge=1)
     """Batches consumed; each one publishes one policy version."""
     dir: str | None = None
-    """Run folder; none means runs/<name>/<date-time>."""
+    """Run folder, a path or an fsspec URL (docs/formats.md); none means runs/<name>/<date-time>."""
     resume: Literal["never", "auto"] = "never"
     """auto: a folder that already holds this run is continued from its last checkpoint."""
     max_policy_lag: int = Field(default=0, ge=0)

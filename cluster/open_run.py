@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import ConfigError, RunConfig, dump
+from cluster.folder_probe import check_writable
+from cluster.remote_folder import RunPlace, fetched
+from cluster.remote_path import Place, place_at
 from cluster.run_folder import CONFIG, ENVIRONMENT, read_json, write_json
 
 PACKAGES = ("torch", "ray", "diffusers", "transformers", "deepspeed", "pyarrow", "peft", "numpy")
@@ -54,53 +57,51 @@ NOT_THE_NUMBERS: dict[str, Any] = {
 """Settings that may change when a run is continued. Files count by content, not by path."""
 
 
-def open_folder(config: RunConfig) -> tuple[Path, bool]:
+def open_folder(config: RunConfig) -> tuple[RunPlace, bool]:
     """Choose and prepare the run folder; True when it already holds this run, to be continued.
 
     Raises ConfigError when the folder can't be written, or holds a run that may not or can't be continued.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    if config.run.dir and "://" in config.run.dir:
-        raise ConfigError(
-            f"run.dir = {config.run.dir!r}: only a path is supported; use a folder that all nodes share"
-        )
-    folder = Path(config.run.dir or f"runs/{config.run.name}/{stamp}").absolute()
-    _check_writable(folder)
-    if not (folder / CONFIG).exists():
-        return folder, False
+    where = place_at(config.run.dir or f"runs/{config.run.name}/{stamp}")
+    _check_writable(where)
+    if not (where / CONFIG).exists():
+        return RunPlace.at(where), False
     if config.run.resume == "never":
         raise ConfigError(
-            f"run.dir = {str(folder)!r} already holds a run; continue it with `flowcredit resume {folder}` "
+            f"run.dir = {str(where)!r} already holds a run; continue it with `flowcredit resume {where}` "
             "(or run.resume=auto), or choose another run.dir"
         )
-    _check_same_run(folder, config)
-    return folder, True
+    _check_same_run(where, config)
+    place = RunPlace.at(where)
+    place.pull()
+    return place, True
 
 
-def control_name(folder: Path) -> str:
-    """Return the name under which the run in `folder` can be found on its Ray cluster."""
-    return f"run {folder.absolute()}"
+def control_name(where: Place) -> str:
+    """Return the name under which the run kept there can be found on its Ray cluster."""
+    return f"run {where.absolute() if isinstance(where, Path) else where}"
 
 
-def _check_writable(folder: Path) -> None:
-    probe = folder / f".writable.{os.getpid()}"
+def _check_writable(where: Place) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
+        if isinstance(where, Path):
+            where.mkdir(parents=True, exist_ok=True)
+        check_writable(where)
+    except Exception as error:  # supervision boundary: drivers have errors of their own
         raise ConfigError(
-            f"run.dir = {str(folder)!r} can't be written: {error}; choose another run.dir"
+            f"run.dir = {str(where)!r} can't be written: {error}; choose another run.dir"
         ) from error
 
 
-def _check_same_run(folder: Path, config: RunConfig) -> None:
+def _check_same_run(folder: Place, config: RunConfig) -> None:
     """Compare what decides the numbers, key by key."""
     if not (folder / ENVIRONMENT).is_file():
         raise ConfigError(
             f"{folder} has a {CONFIG} but no {ENVIRONMENT}: not a run of ours; choose another run.dir"
         )
-    kept, wanted = read_json(folder / ENVIRONMENT)["settings"], settings_that_count(config)
+    with fetched(folder / ENVIRONMENT) as path:
+        kept, wanted = read_json(path)["settings"], settings_that_count(config)
     different = [
         f"{key}: the run has {kept.get(key)!r}, asked for {wanted.get(key)!r}"
         for key in sorted(kept.keys() | wanted.keys())

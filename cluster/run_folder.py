@@ -4,12 +4,15 @@ Written by the controller, read by reports, benchmarks and tests. Imports neithe
 """
 
 import json
+import logging
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 """Of every JSON object in a run folder; raised when a field changes its meaning or goes away."""
@@ -50,6 +53,15 @@ def append_jsonl(path: Path, record: Mapping[str, Any]) -> None:
         file.write(_line(record))
         file.flush()
         os.fsync(file.fileno())
+
+
+def cut_unfinished_line(path: Path) -> None:
+    """Remove the half line that a process killed within `append_jsonl` left at the end, if there is one."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        log.warning("%s ended in the middle of a line, which is removed", path)
+        os.truncate(path, whole)
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -1,6 +1,5 @@
 """`flowcredit scale`: ask a running run, found by its folder, for other numbers of actors."""
 
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -9,20 +8,24 @@ from cluster.actors_cluster import ask_run
 from cluster.backend import ScaleCommand
 from cluster.config import ConfigError, RunConfig, load
 from cluster.open_run import control_name
+from cluster.remote_folder import fetched
+from cluster.remote_path import place_at
 from cluster.run_folder import CONFIG
 
 
 def scale(
-    folder: Path,
+    run: str,
     rollout_workers: int | None,
     reward: str | None,
     replicas: int | None,
     address: str | None,
 ) -> dict[str, Any]:
-    """Send the numbers to the run in `folder`; return how it stood when it took them. ConfigError on a mistake."""
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} holds no run: {CONFIG} is missing")
-    config = load(folder / CONFIG)
+    """Send the numbers to a run, by path or URL; return how it stood when it took them. ConfigError on a mistake."""
+    where = place_at(run)
+    if not (where / CONFIG).is_file():
+        raise ConfigError(f"{run} holds no run: {CONFIG} is missing")
+    with fetched(where / CONFIG) as path:
+        config = load(path)
     command = ScaleCommand(
         rollout_workers=_checked_workers(config, rollout_workers),
         replicas=_checked_replicas(config, reward, replicas),
@@ -31,7 +34,7 @@ def scale(
         raise ConfigError(
             "nothing to change: give --rollout-workers N, or --reward NAME --replicas N"
         )
-    return ask_run(control_name(folder), command, address)
+    return ask_run(control_name(where), command, address)
 
 
 def _checked_workers(config: RunConfig, wanted: int | None) -> int | None:

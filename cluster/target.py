@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.actors import adapter_spec
@@ -12,9 +12,11 @@ from cluster.backend import WeightsAnswer
 from cluster.config import ConfigError, RunConfig, load, resolve_paths, user_mistakes
 from cluster.costs import step_plan
 from cluster.fleet import Fleet, make_fleet, start_fleet
+from cluster.remote_folder import run_fetched
+from cluster.remote_path import place_at
 from cluster.run_folder import CHECKPOINTS, CONFIG
 from cluster.weights import EVALUATION_VERSION
-from learner.checkpoint import MANIFEST, check, latest
+from learner.checkpoint import MANIFEST, check, described, latest
 from learner.checkpoint import load as load_checkpoint
 from rollout.families.trainable import checksum
 from rollout.records import AdapterSpec
@@ -31,6 +33,23 @@ class Target:
     checkpoint: Path | None
     """None: the model as it is."""
     description: str
+
+
+@contextmanager
+def found_target(
+    name: str, config_path: Path | None, overrides: list[str], base: bool
+) -> Iterator[Target]:
+    """Tell what `name`, a path or the URL of a run or checkpoint, is; a URL's is downloaded while the block lasts."""
+    where = place_at(name)
+    if isinstance(where, Path):
+        yield find_target(Path(name), config_path, overrides, base)
+        return
+    with run_fetched(where) as path:
+        try:
+            target = find_target(path, config_path, overrides, base)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(path), name)) from error
+        yield replace(target, description=target.description.replace(str(path), name))
 
 
 def find_target(path: Path, config_path: Path | None, overrides: list[str], base: bool) -> Target:
@@ -55,7 +74,7 @@ def find_target(path: Path, config_path: Path | None, overrides: list[str], base
     return Target(
         config=config,
         checkpoint=checkpoint,
-        description=f"{checkpoint} ({config.evaluation.weights})",
+        description=f"{described(checkpoint)} ({config.evaluation.weights})",
     )
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cluster.actors_cluster import connect
+from cluster.actors_cluster import check_nodes, connect
 from cluster.config import ConfigError, RunConfig, load, user_mistakes
 from cluster.events import Events, StopRequested
-from cluster.open_run import open_folder, write_start
+from cluster.folder_probe import token_in
+from cluster.open_run import open_folder
+from cluster.remote_folder import fetched
+from cluster.remote_path import Place, place_at
 from cluster.run_folder import CONFIG
 from cluster.training_run import TrainingRun
 
@@ -18,36 +21,50 @@ from cluster.training_run import TrainingRun
 class Stopped(Exception):
     """The run was asked to stop, and did; `resume` continues it."""
 
-    def __init__(self, folder: Path, iteration: int, signal_number: int):
+    def __init__(self, folder: Place, iteration: int, signal_number: int):
         super().__init__(
             f"stopped after iteration {iteration}; `flowcredit resume {folder}` continues"
         )
         self.exit_code = 128 + signal_number
 
 
-def train(config: RunConfig, address: str | None = None) -> tuple[Path, dict[str, Any]]:
+def train(config: RunConfig, address: str | None = None) -> tuple[Place, dict[str, Any]]:
     """Train as the config says, or continue what its folder holds; return the folder and the summary.
 
     Raises ConfigError for what the user can mend, Stopped after SIGTERM or Ctrl-C; anything else is a failure of the
     run.
     """
     with user_mistakes():
-        folder, continued = open_folder(config)
-        run = TrainingRun(config, folder, continued)
-        connect(run.config, address)
-    write_start(folder, run.config)
+        place, continued = open_folder(config)
+    try:
+        with user_mistakes():
+            run = TrainingRun(config, place, continued)
+            connect(run.config, address)
+        with token_in(place.where) as run.token:
+            with user_mistakes():
+                check_nodes(run.config, str(place.where), run.token)
+            return place.where, _run(run)
+    finally:
+        place.close()
+
+
+def _run(run: TrainingRun) -> dict[str, Any]:
+    """Drive the run to its end, or to a stop in good order; return the summary."""
+    where = run.place.where
     with run.progress:
-        run.progress.note(f"run folder: {folder}")
+        run.progress.note(f"run folder: {where}")
+        if not run.continued:
+            run.begin()
         try:
             run.open()
             with stopped_by_signals(run.fleet.events) as received:
                 try:
                     with user_mistakes():
                         run.start()
-                    return folder, run.go()
+                    return run.go()
                 except StopRequested:
                     run.stop()
-                    raise Stopped(folder, run.consumed, received[0]) from None
+                    raise Stopped(where, run.consumed, received[0]) from None
         finally:
             run.close()
 
@@ -72,10 +89,13 @@ def stopped_by_signals(events: Events) -> Iterator[list[int]]:
 
 
 def resume(
-    folder: Path, overrides: list[str], address: str | None = None
-) -> tuple[Path, dict[str, Any]]:
-    """Continue the run in `folder` from its last checkpoint."""
-    if not (folder / CONFIG).is_file():
+    folder: Path | str, overrides: list[str], address: str | None = None
+) -> tuple[Place, dict[str, Any]]:
+    """Continue the run in `folder`, a path or URL, from its last checkpoint."""
+    where = place_at(str(folder))
+    if not (where / CONFIG).is_file():
         raise ConfigError(f"{folder} holds no run: {CONFIG} is missing")
-    again = [f'run.dir="{folder}"', 'run.resume="auto"']
-    return train(load(folder / CONFIG, [*overrides, *again]), address)
+    again = [f'run.dir="{where}"', 'run.resume="auto"']
+    with fetched(where / CONFIG) as path:
+        config = load(path, [*overrides, *again])
+    return train(config, address)

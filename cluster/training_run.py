@@ -5,8 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,46 +23,32 @@ from cluster.fleet import make_fleet, start_fleet
 from cluster.iteration import IterationRecord
 from cluster.looks import Looks, between
 from cluster.metrics_row import metrics_row
-from cluster.open_run import control_name
+from cluster.open_run import control_name, write_start
 from cluster.pictures import trajectory_strip
 from cluster.progress import Progress
+from cluster.remote_folder import RunPlace
+from cluster.remote_path import Place
 from cluster.report import write_report
+from cluster.run_checkpoints import RunCheckpoints
 from cluster.run_folder import (
     BEST,
-    CHECKPOINTS,
     METRICS,
     SUMMARY,
     TRAJECTORIES,
     WEIGHTS,
     append_jsonl,
+    cut_unfinished_line,
     evaluation_lines,
-    read_optional,
     trajectory_picture,
     write_json,
 )
-from learner.checkpoint import latest, prune
+from cluster.run_state import COUNTS, RunState
+from learner.checkpoint import described
 from learner.credit.base import ScoredStates
 from rollout.prompts import PromptSource
 from rollout.trajectory import read_group, read_previews, write_ipc
 
 log = logging.getLogger(__name__)
-
-COUNTS = ("images", "transitions", "network_calls", "reward_calls")
-
-
-@dataclass(slots=True, kw_only=True)
-class RunState:
-    """What a checkpoint holds beside the learner's own: counts of the surviving history, and where it stands."""
-
-    consumed: int = 0
-    incarnation: int = 0
-    attempts: dict[str, int] = field(default_factory=dict)
-    """How often the group of a position under way was dropped, by position."""
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    evaluation_counts: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    elapsed_s: float = 0.0
-    rollbacks: int = 0
 
 
 class RunGivenUp(RuntimeError):
@@ -73,9 +58,16 @@ class RunGivenUp(RuntimeError):
 class TrainingRun:
     """One training run in its folder; `cluster.train` drives it."""
 
-    def __init__(self, config: RunConfig, folder: Path, continued: bool):
-        self.folder, self.continued = folder, continued
-        self.config = resolve_paths(config, folder)
+    def __init__(self, config: RunConfig, place: RunPlace, continued: bool):
+        self.place, self.folder, self.continued = place, place.folder, continued
+        config = resolve_paths(config, place.folder)
+        kept_at = config.run.model_copy(update={"dir": str(place.where)})
+        self.config = config.model_copy(update={"run": kept_at})
+        self.token = ""
+        """What every learner rank must find in the run folder; empty: nothing is looked for."""
+        self.checkpoints = RunCheckpoints(
+            place.where, place.folder, self.config.run.keep_checkpoints
+        )
         self.state = RunState()
         self._before_s, self._sitting_began = 0.0, time.monotonic()
         self.plan, rule = step_plan(self.config)
@@ -86,7 +78,6 @@ class TrainingRun:
         self.progress = Progress(self.config.run.num_iterations)
         self.controller: Controller | None = None
         self._older: list[WeightsAnswer] = []
-        self._saved_at = 0
         self._rolled_back_to: list[int] = []
 
     @property
@@ -112,13 +103,19 @@ class TrainingRun:
 
     # start
 
-    def open(self) -> None:
-        """Make the parts' handles; nothing starts yet."""
-        self.backend = RayBackend(
+    def begin(self) -> None:
+        """Write what is run, and on what; a run that is continued does so when it is clear that it can be."""
+        write_start(self.folder, self.config)
+        self.place.push()
+
+    def open(self, backend: Any = None) -> None:
+        """Make the parts' handles; nothing starts yet. `backend`: other machines than Ray's."""
+        self.backend = backend or RayBackend(
             self.config,
             self._scored_states,
-            str(self.folder),
-            control_name=control_name(self.folder),
+            str(self.place.where),
+            control_name=control_name(self.place.where),
+            folder_token=self.token,
         )
         self.fleet = make_fleet(self.config, self.backend)
         counts = self.state.evaluation_counts
@@ -135,13 +132,19 @@ class TrainingRun:
                 self.progress.note(crew.ready[0].facts["canaries"])
         self._listen()
         if self.continued:
-            (self.folder / SUMMARY).unlink(missing_ok=True)
+            cut_unfinished_line(self.folder / METRICS)
             self._load()
             self._before_s = self.state.elapsed_s
+            if self.consumed < self.config.run.num_iterations:
+                (self.folder / SUMMARY).unlink(missing_ok=True)  # the run has not ended any more
+            self.begin()
 
     def _load(self) -> None:
-        """Go on from the last whole checkpoint; without one, forget what was begun."""
-        found = latest(self.folder / CHECKPOINTS)
+        """Go on from the last whole checkpoint; before the first was written, forget what was begun.
+
+        CheckpointError when there are checkpoints and none is whole.
+        """
+        found = self.checkpoints.newest()
         if found is None:
             self.progress.note("no checkpoint yet: beginning anew")
             for name in (METRICS, BEST):
@@ -153,24 +156,24 @@ class TrainingRun:
         else:
             answer = self.fleet.events.answer(self.backend.load_checkpoint(str(found)))
             self._adopt(found, *answer)
-        self._saved_at = self.consumed
+        self.checkpoints.saved_at = self.consumed
         self.looks.counts = self.state.evaluation_counts
 
-    def _adopt(self, found: Path, state: dict[str, Any], older: list[WeightsAnswer]) -> None:
+    def _adopt(self, found: Place, state: dict[str, Any], older: list[WeightsAnswer]) -> None:
         before = self.state
         self.state, self._older = RunState(**state), older
         self.state.incarnation = max(self.state.incarnation, before.incarnation) + 1
         self.state.rollbacks = max(self.state.rollbacks, before.rollbacks)
         if self.consumed > self.config.run.num_iterations:
             raise ConfigError(
-                f"run.num_iterations = {self.config.run.num_iterations}, but {found} is {self.consumed} iterations "
-                "in; set it higher"
+                f"run.num_iterations = {self.config.run.num_iterations}, but {described(found)} is "
+                f"{self.consumed} iterations in; set it higher"
             )
         if not evaluation_lines(self.folder, "before").exists():
             raise ConfigError(
-                f"{self.folder} has lost its evaluation/before.jsonl, which can't be made again now"
+                f"{self.place.where} has lost its evaluation/before.jsonl, which can't be made again now"
             )
-        self.progress.note(f"continuing after iteration {self.consumed} from {found}")
+        self.progress.note(f"continuing after iteration {self.consumed} from {described(found)}")
 
     def _listen(self) -> None:
         """Do what `flowcredit scale` asks, whenever it does."""
@@ -223,11 +226,11 @@ class TrainingRun:
         self.looks.abandon()
         self.controller = None
         self.state.rollbacks += 1
-        self._rolled_back_to.append(self._saved_at)
-        bound = self.config.faults.rollbacks_in_a_row
-        if self._rolled_back_to[-bound:] == [self._saved_at] * bound:
+        saved_at, bound = self.checkpoints.saved_at, self.config.faults.rollbacks_in_a_row
+        self._rolled_back_to.append(saved_at)
+        if self._rolled_back_to[-bound:] == [saved_at] * bound:
             raise RunGivenUp(
-                f"the learner was lost {bound} times after iteration {self._saved_at}; the last time: {lost}"
+                f"the learner was lost {bound} times after iteration {saved_at}; the last time: {lost}"
             ) from lost
         with self.phase("recovery"):
             try:
@@ -241,6 +244,7 @@ class TrainingRun:
         with self.phase(f"evaluation_{name}"):
             self.looks.start(name, self.fleet.events.answer(self.backend.weights(kind)))
             self.looks.wait()
+            self.place.push()
 
     def _train(self) -> None:
         """Run the controller to the last iteration."""
@@ -267,7 +271,7 @@ class TrainingRun:
             return
         try:
             self.controller.finish_step()
-            if self._saved_at < self.consumed:
+            if self.checkpoints.saved_at < self.consumed:
                 self.fleet.events.answer(self._save_checkpoint())
         except PartLost as lost:
             self.progress.note(f"no checkpoint at the stop, the one before is valid ({lost})")
@@ -311,6 +315,8 @@ class TrainingRun:
         waiting = set(kinds)
 
         def go_on() -> None:
+            if not waiting and self.looks.done:
+                self.place.push()
             if controller.held and not waiting and self.looks.done:
                 self._add_seconds("evaluation_between", time.monotonic() - began)
                 controller.release()
@@ -342,17 +348,11 @@ class TrainingRun:
         assert self.controller is not None
         self.state.attempts = {str(p): n for p, n in self.controller.buffer.attempts.items()}
         state = asdict(self.state) | {"elapsed_s": self.elapsed_s}
-        folder = self.folder / CHECKPOINTS / f"step_{self.consumed:06d}"
-        older = self.controller.store.older()
-        future = self.backend.save_checkpoint(str(folder), state, older)
-        self._saved_at = self.consumed
-        self._prune()
-        return future
-
-    def _prune(self) -> None:
-        best = read_optional(self.folder, BEST)
-        spare = [f"step_{best['iteration']:06d}"] if best else []
-        prune(self.folder / CHECKPOINTS, self.config.run.keep_checkpoints, spare)
+        self.checkpoints.prune()
+        self.place.push()  # first: a checkpoint finds the metrics that lead to it
+        folder, older = self.checkpoints.path(self.consumed), self.controller.store.older()
+        self.checkpoints.saved_at = self.consumed
+        return self.backend.save_checkpoint(str(folder), state, older)
 
     # finish
 
@@ -360,8 +360,8 @@ class TrainingRun:
         """Export the trained weights, write summary, curves and report; return the summary."""
         kind = self.config.evaluation.weights
         with self.phase("export"):
-            self.fleet.events.answer(self.backend.export(str(self.folder / WEIGHTS), kind))
-            self._prune()
+            self.fleet.events.answer(self.backend.export(str(self.place.where / WEIGHTS), kind))
+            self.checkpoints.prune()
         before = read_jsonl(evaluation_lines(self.folder, "before"))
         after = read_jsonl(evaluation_lines(self.folder, "after"))
         summary = {
@@ -377,6 +377,7 @@ class TrainingRun:
         write_json(self.folder / SUMMARY, summary)
         curves_png(self.folder)
         write_report(self.folder)
+        self.place.push()
         return summary
 
     def close(self) -> None:

@@ -15,6 +15,10 @@ and ZeRO stage.
 A checkpoint is written to a hidden folder beside its place, every file flushed to disk, then
 renamed; so a folder that has the final name was whole when it was written. `latest` still reads it
 back and checks, since disks lie.
+
+An object store can't rename. There the files are uploaded one by one, the manifest last
+(`cluster.remote_folder`): a folder without a manifest is an upload that did not end. `latest`,
+`names` and `prune` read and clean such places too; `save` and `load` need a local folder.
 """
 
 import json
@@ -24,25 +28,31 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-FORMAT_VERSION = 1
-MANIFEST, WEIGHTS, OPTIMIZER, EMA = (
-    "manifest.json",
-    "weights.safetensors",
-    "optimizer.safetensors",
-    "ema.safetensors",
+from learner.manifest import (
+    EMA,
+    FORMAT_VERSION,
+    MANIFEST,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointError,
+    Place,
+    check,
+    check_files,
+    digest,
+    manifest_digest,
+    read_manifest,
+    version_file,
 )
-FIELDS = ("policy_version", "optimizer_step", "identity", "config_digest", "state")
-"""What a manifest holds beside its format and files."""
+
 NAME = re.compile(r"step_\d{6,}")
 LEFTOVER = re.compile(
     r"\.(?P<place>step_(?P<number>\d{6,}))\.(?P<process>\d+)@(?P<host>.*)\.(?P<kind>partial|old)"
@@ -54,10 +64,8 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors, which raises no OSError, ends the text of one."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter."""
-
-
-class CheckpointError(ValueError):
-    """A folder that isn't a whole checkpoint of ours, or not one of this learner."""
+P = TypeVar("P", bound=Place)
+"""A local folder, or one in an object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,33 +147,20 @@ def load(folder: Path) -> Checkpoint:
 def load_kept(folder: Path) -> dict[int, dict[str, Tensor]]:
     """Read the older versions of the weights that a checkpoint holds, by policy version, ascending;
     {} if none. Their files are checked against the manifest; CheckpointError."""
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     names = {version: version_file(version) for version in manifest["kept_versions"]}
-    _check_files(folder, manifest, names.values())
+    check_files(folder, manifest, names.values())
     return {version: _load_file(folder / name) for version, name in names.items()}
 
 
-def check(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint whose files are all there and unchanged; CheckpointError
-    otherwise."""
-    manifest = _read_manifest(folder)
-    _check_files(folder, manifest, manifest["files"])
-    return manifest
-
-
-def version_file(version: int) -> str:
-    """Name of the file that holds an older version of the weights."""
-    return f"version_{version:06d}.safetensors"
-
-
-def latest(directory: Path) -> Path | None:
+def latest(directory: P) -> P | None:
     """Return the newest whole checkpoint under `directory`, None if there is none; warns of damaged
     ones it passes.
 
-    One that a save had just moved aside when it was killed is found there, under its hidden name.
+    One that a save had just moved aside when it was killed is found there, under its hidden name:
+    read it, but don't take its name apart (`described` tells people what it is).
     """
-    found = [*_finished(directory), *(path for path, _ in _moved_aside(directory))]
-    for folder in sorted(found, key=_number, reverse=True):
+    for folder in sorted(_candidates(directory), key=_number, reverse=True):
         try:
             check(folder)
         except CheckpointError as error:
@@ -175,7 +170,26 @@ def latest(directory: Path) -> Path | None:
     return None
 
 
-def prune(directory: Path, keep: int, spare: Collection[str] = ()) -> list[Path]:
+def names(directory: Place) -> list[str]:
+    """Return the names of all checkpoints under `directory` that were whole once, damaged or not, oldest
+    first; an upload that did not end was not."""
+    found = [
+        folder
+        for folder in _candidates(directory)
+        if isinstance(folder, Path) or (folder / MANIFEST).is_file()
+    ]
+    return [f"step_{number:06d}" for number in sorted(_number(folder) for folder in found)]
+
+
+def described(folder: Place) -> str:
+    """Return what to call a checkpoint in a message."""
+    hidden = LEFTOVER.fullmatch(folder.name)
+    if hidden is None or not isinstance(folder, Path):
+        return str(folder)
+    return f"{folder.with_name(hidden['place'])} (found as {folder.name}, where a save that was killed left it)"
+
+
+def prune(directory: P, keep: int, spare: Collection[str] = ()) -> list[P]:
     """Remove all checkpoints but the newest `keep` and those named in `spare` ("step_000040"),
     damaged or not, and return what was removed. ValueError: keep < 1, or `spare` holds no names.
 
@@ -187,12 +201,22 @@ def prune(directory: Path, keep: int, spare: Collection[str] = ()) -> list[Path]
     strangers = [name for name in spare if not NAME.fullmatch(name)]
     if strangers:
         raise ValueError(f"spare = {spare!r}: {strangers[0]!r} is no name such as 'step_000040'")
-    _sweep(directory)
+    if isinstance(directory, Path):
+        _sweep(directory)
     newest_first = sorted(_finished(directory), key=_number, reverse=True)
     removed = [folder for folder in newest_first[keep:] if folder.name not in spare]
     for folder in removed:
-        shutil.rmtree(folder)
+        _remove(folder)
     return removed
+
+
+def _remove(folder: Place) -> None:
+    """The manifest first, so that what is left of it after an interruption is no checkpoint."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    if isinstance(folder, Path):
+        shutil.rmtree(folder)
+    else:
+        folder.rmtree()
 
 
 def _check_kept(checkpoint: Checkpoint, kept: Mapping[int, Mapping[str, Tensor]]) -> None:
@@ -224,7 +248,7 @@ def _write(
         _save_file(tensors, aside / name)
     manifest = {
         "format_version": FORMAT_VERSION,
-        "files": {name: _digest(aside / name) for name in files},
+        "files": {name: digest(aside / name) for name in files},
         "policy_version": checkpoint.policy_version,
         "kept_versions": sorted(kept),
         "optimizer_step": checkpoint.optimizer.step,
@@ -232,46 +256,10 @@ def _write(
         "config_digest": checkpoint.config_digest,
         "state": state,
     }
-    manifest["digest"] = _manifest_digest(manifest)
+    manifest["digest"] = manifest_digest(manifest)
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     for path in [*aside.iterdir(), aside]:
         _flush(path)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, itself unchanged; with fields that older code didn't write."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        version, files = manifest["format_version"], dict(manifest.get("files", {}))
-        kept = {version_file(number) for number in manifest.setdefault("kept_versions", [])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r}") from error
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{folder} has checkpoint format {version}, this code reads format {FORMAT_VERSION}"
-        )
-    lacking = [name for name in FIELDS if name not in manifest]
-    if lacking:
-        raise CheckpointError(f"{path} is damaged: it has no {', '.join(lacking)}")
-    unlisted = sorted({WEIGHTS, OPTIMIZER, *kept} - files.keys())
-    if unlisted:
-        raise CheckpointError(f"{folder} is damaged: {unlisted[0]} is missing")
-    if manifest.get("digest", _manifest_digest(manifest)) != _manifest_digest(manifest):
-        raise CheckpointError(f"{path} is damaged: its checksum is not its own")
-    return manifest
-
-
-def _check_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> None:
-    for name in names:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} is damaged: {name} is missing")
-        if _digest(folder / name) != manifest["files"][name]:
-            raise CheckpointError(
-                f"{folder} is damaged: the checksum of {name} is not the manifest's"
-            )
 
 
 def _save_file(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -292,7 +280,15 @@ def _load_file(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _finished(directory: Path) -> list[Path]:
+def _candidates(directory: P) -> list[P]:
+    """Folders that may be whole checkpoints."""
+    if not isinstance(directory, Path):
+        return _finished(directory)
+    aside = [path for path, _ in _moved_aside(directory)]
+    return [*_finished(directory), *cast("list[P]", aside)]
+
+
+def _finished(directory: P) -> list[P]:
     """Folders that bear a checkpoint's name."""
     return [p for p in directory.glob("step_*") if p.is_dir() and NAME.fullmatch(p.name)]
 
@@ -312,7 +308,7 @@ def _moved_aside(directory: Path) -> list[tuple[Path, re.Match[str]]]:
     ]
 
 
-def _number(folder: Path) -> int:
+def _number(folder: Place) -> int:
     """40 of step_000040, hidden or not."""
     leftover = LEFTOVER.fullmatch(folder.name)
     return int(leftover["number"] if leftover else folder.name.removeprefix("step_"))
@@ -372,17 +368,3 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _digest(path: Path) -> str:
-    digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """Of all fields but `digest` itself."""
-    body = {key: value for key, value in manifest.items() if key != "digest"}
-    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -38,6 +38,7 @@ DOORS = {
     "diffusers": ("rollout/families/*",),
     "pyarrow": ("rollout/trajectory.py", "cluster/buffer.py"),
     "prometheus_client": ("cluster/metrics.py",),
+    "fsspec": ("cluster/remote_path.py",),
     "matplotlib": ("cluster/report*", "cluster/curves.py"),
 }
 """The only files that may import a library (fnmatch patterns; * also matches folders)."""

@@ -1,11 +1,13 @@
 """Which folder a run may use, and what may differ when it is continued."""
 
 import json
+import uuid
 
 import pytest
 
 from cluster.config import ConfigError, load
-from cluster.open_run import open_folder, settings_that_count, write_start
+from cluster.open_run import control_name, open_folder, settings_that_count, write_start
+from cluster.remote_path import RemotePath
 from cluster.run_folder import CONFIG, ENVIRONMENT
 
 
@@ -33,15 +35,18 @@ def place(tmp_path):
 
 def begun(place):
     folder, config = place
-    run_dir, continued = open_folder(config())
+    run_place, continued = open_folder(config())
     assert not continued
-    write_start(run_dir, config())
+    write_start(run_place.folder, config())
     return folder, config
 
 
 def test_a_fresh_folder_is_made_and_one_that_holds_the_run_is_continued(place):
     folder, config = begun(place)
-    assert open_folder(config()) == (folder / "run", True)
+    found, continued = open_folder(config())
+    assert continued
+    assert found.where == found.folder == folder / "run"
+    assert control_name(found.where) == f"run {folder}/run"
     assert load(folder / "run" / CONFIG) == config()
 
 
@@ -49,9 +54,9 @@ def test_without_a_folder_the_run_gets_one_by_name_and_time(place, tmp_path, mon
     config = place[1]()
     monkeypatch.chdir(tmp_path)
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": None})})
-    folder, continued = open_folder(config)
+    found, continued = open_folder(config)
     assert not continued
-    assert folder.parent == tmp_path / "runs" / "quickstart"
+    assert found.folder.parent == tmp_path / "runs" / "quickstart"
 
 
 @pytest.mark.parametrize(
@@ -108,9 +113,56 @@ def test_a_folder_with_a_stray_config_is_not_taken_for_a_run(place):
         open_folder(config())
 
 
-def test_an_address_is_no_folder(place):
-    with pytest.raises(ConfigError, match="only a path is supported"):
-        open_folder(place[1]('run.dir="s3://bucket/run"'))
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://bucket/run", "Install s3fs"),
+        ("nowhere://bucket/run", "Protocol not known: nowhere"),
+        ("ftp://user:secret@host/run", "holds a password"),
+        ("memory://", "names no folder"),
+    ],
+)
+def test_a_url_that_cannot_be_opened_is_refused(place, url, message):
+    with pytest.raises(ConfigError, match=message):
+        open_folder(place[1](f'run.dir="{url}"'))
+
+
+def test_a_url_that_cannot_be_written_is_refused(place, monkeypatch):
+    """Drivers raise errors of their own libraries, such as botocore's NoCredentialsError."""
+
+    class NoCredentials(Exception):
+        pass
+
+    def refused(self, text):
+        raise NoCredentials("unable to locate credentials")
+
+    monkeypatch.setattr(RemotePath, "write_text", refused)
+    with pytest.raises(ConfigError, match="can't be written: unable to locate credentials"):
+        open_folder(place[1]('run.dir="memory://bucket/run"'))
+
+
+def test_a_run_at_a_url_is_continued_from_there_by_any_machine(place):
+    _, config = place
+    url = f"memory://{uuid.uuid4().hex}/runs/mine"
+    wanted = config(f'run.dir="{url}/"')
+    first, continued = open_folder(wanted)
+    assert not continued
+    write_start(first.folder, wanted)
+    (first.folder / "metrics.jsonl").write_text("{}\n")
+    first.close()
+    second, continued = open_folder(wanted)
+    assert continued
+    assert str(second.where) == url
+    assert second.folder not in (first.folder, second.where)
+    names = {path.name for path in second.folder.iterdir()}
+    assert names == {CONFIG, ENVIRONMENT, "metrics.jsonl"}
+    assert control_name(second.where) == f"run {url}"
+    second.close()
+    assert not second.folder.exists()
+    with pytest.raises(ConfigError, match=r"learner\.lr: the run has"):
+        open_folder(config(f'run.dir="{url}"', "learner.lr=1e-5"))
+    with pytest.raises(ConfigError, match=f"already holds a run; continue it with .*{url}"):
+        open_folder(config(f'run.dir="{url}"', "run.resume=never"))
 
 
 def test_the_settings_are_plain_json(place):

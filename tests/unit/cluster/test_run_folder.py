@@ -7,6 +7,7 @@ import pytest
 from cluster.run_folder import (
     METRICS,
     append_jsonl,
+    cut_unfinished_line,
     read_json,
     read_jsonl,
     read_metrics,
@@ -30,6 +31,23 @@ def test_an_iteration_written_again_after_a_rollback_counts_once(tmp_path: Path)
     for iteration, loss in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25)):
         append_jsonl(tmp_path / METRICS, {"iteration": iteration, "loss": loss})
     assert [line["loss"] for line in read_metrics(tmp_path)] == [0.1, 0.25, 0.3]
+
+
+def test_a_line_that_a_killed_driver_left_half_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    cut_unfinished_line(path)
+    assert not path.exists()
+    for iteration in (1, 2):
+        append_jsonl(path, {"iteration": iteration})
+    whole = path.read_bytes()
+    cut_unfinished_line(path)
+    assert path.read_bytes() == whole
+    for torn in (b"{", b'{"format_version": 1, "iteration": 3}'):
+        path.write_bytes(whole + torn)
+        cut_unfinished_line(path)
+        assert path.read_bytes() == whole
+    append_jsonl(path, {"iteration": 3})
+    assert [line["iteration"] for line in read_metrics(tmp_path)] == [1, 2, 3]
 
 
 def test_a_new_run_folder_is_empty_but_readable(tmp_path: Path) -> None:

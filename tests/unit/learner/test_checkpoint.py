@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -21,15 +22,16 @@ from learner.checkpoint import (
     Checkpoint,
     CheckpointError,
     OptimizerState,
-    _digest,
-    _manifest_digest,
     check,
+    described,
     latest,
     load,
     load_kept,
+    names,
     prune,
     save,
 )
+from learner.manifest import digest, manifest_digest
 from rollout.families.trainable import checksum
 from tests.unit.learner.helpers import same_bits
 
@@ -298,8 +300,8 @@ def test_a_file_that_is_listed_but_no_safetensors_is_named(tmp_path: Path) -> No
     folder = saved(tmp_path, 1)
     (folder / WEIGHTS).write_bytes(b"not tensors")
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][WEIGHTS] = _digest(folder / WEIGHTS)
-    manifest["digest"] = _manifest_digest(manifest)
+    manifest["files"][WEIGHTS] = digest(folder / WEIGHTS)
+    manifest["digest"] = manifest_digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest))
     check(folder)
     with pytest.raises(CheckpointError, match="step_000001"):
@@ -322,6 +324,32 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert prune(tmp_path, 5) == []
     with pytest.raises(ValueError, match="keep = 0 must be >= 1"):
         prune(tmp_path, 0)
+
+
+def test_names_are_of_what_was_whole_once(tmp_path: Path) -> None:
+    assert names(tmp_path / "missing") == []
+    lose_the_manifest(saved(tmp_path, 10))
+    flip_a_bit(saved(tmp_path, 9))
+    (tmp_path / f".step_000011.1@{HOST}.partial").mkdir()
+    assert names(tmp_path) == ["step_000009", "step_000010"]
+
+
+def test_a_removal_begins_with_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a removal that is interrupted could leave what looks whole until all of it is read."""
+    oldest, newest = saved(tmp_path, 1), saved(tmp_path, 2)
+    seen: list[set[str]] = []
+    remove = shutil.rmtree
+
+    def watched(folder: Path) -> None:
+        seen.append({path.name for path in folder.iterdir()})
+        remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    assert prune(tmp_path, 1) == [oldest]
+    assert seen == [{WEIGHTS, OPTIMIZER, EMA}]
+    assert latest(tmp_path) == newest
 
 
 def test_prune_spares_what_it_is_told_to(tmp_path: Path) -> None:
@@ -396,6 +424,9 @@ def test_a_checkpoint_that_was_being_replaced_is_found_and_gets_its_name_back(
     newest.rename(hidden)
     assert latest(tmp_path) == hidden
     assert load(hidden).policy_version == 10
+    assert names(tmp_path) == ["step_000009", "step_000010"]
+    assert described(hidden).startswith(f"{newest} (found as {hidden.name}, where a save")
+    assert described(older) == str(older)
     assert prune(tmp_path, 1) == [older]
     assert latest(tmp_path) == newest
     assert [path.name for path in tmp_path.iterdir()] == ["step_000010"]

@@ -1,0 +1,346 @@
+"""A whole run on the fake backend, in a folder and at a URL: begun, broken off, continued, refused."""
+
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.backend import ScoreAnswer, WeightsAnswer
+from cluster.config import ConfigError, load, user_mistakes
+from cluster.open_run import open_folder
+from cluster.remote_folder import fetched, written
+from cluster.remote_path import place_at
+from cluster.run_folder import read_metrics
+from cluster.training_run import TrainingRun
+from learner.checkpoint import Checkpoint, CheckpointError, OptimizerState, latest, names
+from learner.checkpoint import load as load_checkpoint
+from learner.checkpoint import save as save_checkpoint
+from rewards.base import RewardValues
+from rollout.records import EvaluationImages, WeightReport
+from rollout.stats import RolloutStats
+from tests.fake_backend import LEARNER, FakeBackend
+from tests.unit.cluster.fleets import SETTINGS
+
+GOING_ON = "test: the machine is gone"
+
+
+class StoringBackend(FakeBackend):
+    """A fake whose checkpoints are files, as learner rank 0 writes them, and which can be evaluated with."""
+
+    def __init__(self, run):
+        super().__init__(run.plan)
+        self.run = run
+        self.rows_at_save: list[tuple[int, int]] = []
+        """(Iterations behind a checkpoint, metrics rows that its run folder had when it was written.)"""
+        self.breaks_at = 0
+        """Version after which the learner raises instead of training."""
+
+    def sample_images(self, worker, prompts, noise_ids, num_steps, guidance_scale, noise_seed):
+        assert self.loaded[worker] == -1, "an evaluation's weights have no version"
+        count = len(prompts)
+        drawn = EvaluationImages(
+            images=np.zeros((count, 4, 4, 3), np.uint8),
+            initial_latents=np.zeros((count, 2), np.float32),
+            stats=RolloutStats(num_images=count),
+        )
+        return self._later(("worker", worker), "sample", lambda: drawn)
+
+    def score(self, reward, replica, previews, request):
+        if request is not None:
+            return super().score(reward, replica, previews, request)
+        values = RewardValues(columns={reward: np.arange(len(previews.prompts), dtype=float)})
+        answer = ScoreAnswer(samples=previews.samples, states=previews.states, outcome=values)
+        return self._later(("replica", replica), "score", lambda: answer, serial=False)
+
+    def weights(self, kind):
+        def answer() -> WeightsAnswer:
+            text = f"sum {self.version}"
+            return WeightsAnswer(tensors=text, version=self.version, checksum=text, num_bytes=4)
+
+        return self._later(LEARNER, "weights", answer)
+
+    def load_weights(self, worker, version, tensors):
+        def answer() -> WeightReport:
+            self.loaded[worker] = version
+            return WeightReport(version=version, num_tensors=1, checksum=tensors)
+
+        return self._later(("worker", worker), "load", answer)
+
+    def _learn(self, groups):
+        if self.version == self.breaks_at and self.breaks_at:
+            raise RuntimeError(GOING_ON)
+        stats = super()._learn(groups)
+        lists = {"gain_per_step": [0.1], "abs_advantage_per_step": [0.1], "grad_norm": [1.0]}
+        return replace(stats, seconds={}, **lists)
+
+    def save_checkpoint(self, folder, state, older):
+        def save() -> None:
+            with fetched(self.run.place.where / "metrics.jsonl") as metrics:
+                rows = metrics.read_text().splitlines()
+            self.rows_at_save.append((state["consumed"], len(rows)))
+            tensor = torch.full((2,), float(self.version))
+            content = Checkpoint(
+                weights={"w": tensor},
+                optimizer=OptimizerState(self.version, {"w": tensor + 1}, {"w": tensor + 2}),
+                ema=None,
+                policy_version=self.version,
+                identity={"adapter": "full"},
+                config_digest="",
+                state=state,
+            )
+            with written(folder) as place:
+                save_checkpoint(Path(place), content)
+
+        return self._later(LEARNER, "save", save)
+
+    def load_checkpoint(self, folder):
+        def load_() -> tuple[dict, list]:
+            with fetched(place_at(folder)) as place:
+                found = load_checkpoint(place)
+            self.version = found.policy_version
+            return found.state, []
+
+        return self._later(LEARNER, "load", load_)
+
+    def export(self, folder, kind):
+        def export() -> None:
+            with written(folder) as place:
+                Path(place).mkdir(parents=True, exist_ok=True)
+                (Path(place) / "lora.safetensors").write_text(kind)
+
+        return self._later(LEARNER, "export", export)
+
+    def close(self):
+        self.loaded.clear()
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    """Where staging and scratch folders are made."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A loader of configs of one run in tmp_path/run, four iterations, a checkpoint after every second."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "{word}"}}\n' for word in "abc"))
+
+    def load_(*overrides):
+        return load(
+            "configs/quickstart.toml",
+            [
+                *SETTINGS,
+                'model.family="tests.fake_family:GaussianFamily"',
+                f'prompts.path="{prompts}"',
+                f'evaluation.path="{prompts}"',
+                'evaluation.strict=""',
+                f'run.dir="{tmp_path}/run"',
+                "run.resume=auto",
+                "run.checkpoint_every=2",
+                "rollout.workers=2",
+                *overrides,
+            ],
+        )
+
+    return load_
+
+
+def opened(config):
+    """A run as `cluster.train` makes it, on a StoringBackend."""
+    place, continued = open_folder(config)
+    run = TrainingRun(config, place, continued)
+    if not continued:
+        run.begin()
+    backend = StoringBackend(run)
+    run.open(backend)
+    return run, backend
+
+
+def started(config):
+    run, backend = opened(config)
+    with user_mistakes():
+        run.start()
+    return run, backend
+
+
+def broken_off(config, after):
+    """A run whose process ended after so many iterations; nothing was tidied up."""
+    run, backend = started(config)
+    backend.breaks_at = after
+    with pytest.raises(RuntimeError, match=GOING_ON):
+        run.go()
+    return run, backend
+
+
+def damage(checkpoint):
+    (checkpoint / "weights.safetensors").write_bytes(b"other")
+
+
+def test_a_run_at_a_url_is_continued_by_another_machine(config):
+    """What the first machine had in its staging folder is lost with it."""
+    url = f"memory://{uuid.uuid4().hex}/run"
+    wanted = config(f'run.dir="{url}"', "run.keep_checkpoints=1")
+    first, before = broken_off(wanted, after=3)
+    where = place_at(url)
+    assert names(where / "checkpoints") == ["step_000002"]
+    with fetched(where / "metrics.jsonl") as path:
+        rows = [json.loads(line)["iteration"] for line in path.read_text().splitlines()]
+    assert rows == [1, 2], "the third was not pushed; the checkpoint does not claim it"
+    second, after = started(wanted)
+    assert second.folder != first.folder
+    assert second.consumed == 2
+    summary = second.go()
+    second.place.close()
+    assert not second.folder.exists()
+    assert [group for batch in [*before.trained[:2], *after.trained] for group, _ in batch] == list(
+        range(16)
+    )
+    assert before.rows_at_save + after.rows_at_save == [(2, 2), (4, 4)]
+    found = set(where.files())
+    assert {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "summary.json",
+        "report.html",
+        "curves.png",
+        "evaluation/before.jsonl",
+        "evaluation/after.jsonl",
+        "weights/lora.safetensors",
+        "checkpoints/step_000004/manifest.json",
+    } <= found
+    assert not any("step_000002" in name or "/." in name for name in found)
+    with fetched(where / "config.toml") as path:
+        assert load(path).run.dir == url
+    with fetched(where / "summary.json") as path:
+        assert json.loads(path.read_text())["counts"] == summary["counts"]
+    assert summary["counts"]["images"] == 4 * 16
+
+
+@pytest.mark.parametrize("kept_at", ["folder", "url"])
+def test_a_run_without_any_whole_checkpoint_is_not_begun_anew(config, kept_at):
+    more = [f'run.dir="memory://{uuid.uuid4().hex}/run"'] if kept_at == "url" else []
+    first, _ = broken_off(config(*more), after=3)
+    where = first.place.where
+    (where / "summary.json").write_text("{}")
+    (where / "checkpoints" / "step_000002" / "weights.safetensors").write_text("other")
+    with (
+        pytest.warns(UserWarning, match=r"the checksum of weights\.safetensors"),
+        pytest.raises(ConfigError, match="holds step_000002, but none of them is whole"),
+    ):
+        started(config(*more))
+    with fetched(where / "metrics.jsonl") as path:
+        assert len(path.read_text().splitlines()) >= 2
+    assert (where / "summary.json").is_file()
+
+
+def test_a_roll_back_to_no_whole_checkpoint_ends_the_run_and_deletes_nothing(config, tmp_path):
+    run, backend = started(config())
+    killed = []
+
+    def damage_and_die(part, kind):
+        if kind == "learn" and backend.version == 3 and not killed:
+            damage(tmp_path / "run" / "checkpoints" / "step_000002")
+            killed.append(part)
+            return True
+        return False
+
+    backend.dying = damage_and_die
+    with (
+        pytest.warns(UserWarning, match="passing over a checkpoint"),
+        pytest.raises(CheckpointError, match="none of them is whole"),
+    ):
+        run.go()
+    assert [row["iteration"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_before_its_first_checkpoint_a_run_is_begun_anew(config, tmp_path):
+    broken_off(config(), after=1)
+    assert len(read_metrics(tmp_path / "run")) == 1
+    run, _ = started(config())
+    assert run.consumed == 0
+    assert read_metrics(tmp_path / "run") == []
+
+
+def test_an_upload_that_did_not_end_is_no_reason_to_refuse(config):
+    url = f"memory://{uuid.uuid4().hex}/run"
+    broken_off(config(f'run.dir="{url}"'), after=1)
+    (place_at(url) / "checkpoints" / "step_000002" / "weights.safetensors").write_text("half")
+    with pytest.warns(UserWarning, match="is no checkpoint"):
+        run, _ = started(config(f'run.dir="{url}"'))
+    assert run.consumed == 0
+
+
+def test_the_summary_of_a_finished_run_goes_only_when_there_is_more_to_train(config, tmp_path):
+    """And config.toml says what was run until then."""
+    broken_off(config(), after=3)
+    summary, kept = tmp_path / "run" / "summary.json", tmp_path / "run" / "config.toml"
+    summary.write_text("{}")
+    with pytest.raises(ConfigError, match=r"run\.num_iterations = 1, but .* is 2 iterations in"):
+        started(config("run.num_iterations=1"))
+    assert summary.is_file()
+    assert load(kept).run.num_iterations == 4
+    started(config("run.num_iterations=2"))
+    assert summary.is_file(), "nothing is left to train: the run has still ended"
+    started(config("run.num_iterations=6"))
+    assert not summary.exists()
+    assert load(kept).run.num_iterations == 6
+
+
+def test_a_checkpoint_that_a_killed_save_moved_aside_is_shown_by_its_name(config, tmp_path, capsys):
+    broken_off(config(), after=3)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    hidden = f".step_000002.{gone.pid}@{platform.node()}.old"
+    (checkpoints / "step_000002").rename(checkpoints / hidden)
+    run, _ = started(config())
+    assert run.consumed == 2
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"iteration 2 from {checkpoints}/step_000002 (found as {hidden}, where" in text
+    run.checkpoints.prune()
+    assert latest(checkpoints) == checkpoints / "step_000002"
+
+
+def test_the_checkpoint_that_a_run_went_back_to_is_kept_until_there_is_a_newer_whole_one(
+    config, tmp_path
+):
+    """One that is damaged counts among the newest, and must not push it out."""
+    checkpoints = tmp_path / "run" / "checkpoints"
+    broken_off(config("run.num_iterations=6"), after=5)
+    assert names(checkpoints) == ["step_000002", "step_000004"]
+    damage(checkpoints / "step_000004")
+    with pytest.warns(UserWarning, match="step_000004 is damaged"):
+        run, _ = started(config("run.num_iterations=6", "run.keep_checkpoints=1"))
+    assert run.consumed == 2
+    run.checkpoints.prune()
+    assert (checkpoints / "step_000002").is_dir()
+
+
+def test_a_lost_learner_goes_back_to_a_checkpoint_at_a_url(config):
+    url = f"memory://{uuid.uuid4().hex}/run"
+    run, backend = started(config(f'run.dir="{url}"'))
+    killed = []
+
+    def die_once(part, kind):
+        if kind == "learn" and backend.version == 3 and not killed:
+            killed.append(part)
+            return True
+        return False
+
+    backend.dying = die_once
+    run.go()
+    run.place.close()
+    assert run.state.rollbacks == 1
+    assert backend.rows_at_save == [(2, 2), (4, 5)], "the third iteration was written twice"
+    assert killed == [LEARNER]
