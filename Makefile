@@ -23,7 +23,7 @@ READY := .venv/.installed
 OVERRIDES = $(if $(SEED),run.seed=$(SEED)) $(ARGS)
 EXACT := rollout/flow/*,learner/credit/*,learner/objective/*
 
-.PHONY: help quickstart demo test test-long lint bench clean
+.PHONY: help quickstart demo test test-long chaos lint bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ test: lint ## lint, then every test but the long ones, with coverage and its lim
 
 test-long: $(READY) ## the tests that take minutes each
 	$(BIN)/python -m pytest -m long --durations=20 --timeout=7200 $(ARGS)
+
+chaos: $(READY) ## kill every kind of part in every phase and check the books, into docs/chaos.md: about an hour
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(READY) ## ruff and pyright
 	$(BIN)/ruff check
