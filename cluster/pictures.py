@@ -4,14 +4,17 @@ Images are uint8 arrays [H, W, 3]. Small ones are enlarged without smoothing, so
 a pixel.
 """
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from cluster.run_folder import EVALUATION, evaluation_picture
+from cluster.run_folder import EVALUATION, evaluation_picture, trajectory_picture
+from rollout.trajectory import read_group, read_previews
 
 FONT_SIZE = 12
 LINE_HEIGHT = 15
@@ -91,6 +94,20 @@ def trajectory_strip(
     scale = scale or _scale(previews.shape[2])
     cells = [enlarge(preview, scale) for preview in previews]
     return _lay_out(cells, captions, len(cells), title=prompt)
+
+
+def write_trajectory_picture(run_dir: Path, iteration: int, batch: Any) -> None:
+    """Keep a picture of a sealed group's first trajectory, previews and rewards step by step, if it has previews."""
+    pngs = read_previews(batch)[0]
+    if pngs is None:
+        return
+    group = read_group(batch)
+    states = [state for state, png in enumerate(pngs) if png is not None]
+    previews = [np.asarray(Image.open(io.BytesIO(pngs[state] or b""))) for state in states]
+    path = trajectory_picture(run_dir, iteration)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = [float(group.rewards[0][state]) for state in states]
+    trajectory_strip(previews, values, states=states, prompt=group.prompt).save(path)
 
 
 def write_evaluation_pictures(

@@ -1,15 +1,11 @@
 """One run from start to report: evaluate, train, evaluate, export; back to a checkpoint when the learner is lost."""
 
-import io
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
-
-import numpy as np
-from PIL import Image
 
 from cluster.actors_backend import RayBackend
 from cluster.backend import PartLost, ScaleCommand, WeightsAnswer
@@ -24,7 +20,7 @@ from cluster.iteration import IterationRecord
 from cluster.looks import Looks, between
 from cluster.metrics_row import metrics_row
 from cluster.open_run import control_name, write_start
-from cluster.pictures import trajectory_strip
+from cluster.pictures import write_trajectory_picture
 from cluster.progress import Progress
 from cluster.remote_folder import RunPlace
 from cluster.remote_path import Place
@@ -39,14 +35,13 @@ from cluster.run_folder import (
     append_jsonl,
     cut_unfinished_line,
     evaluation_lines,
-    trajectory_picture,
     write_json,
 )
 from cluster.run_state import COUNTS, RunState
 from learner.checkpoint import described
 from learner.credit.base import ScoredStates
 from rollout.prompts import PromptSource
-from rollout.trajectory import read_group, read_previews, write_ipc
+from rollout.trajectory import write_ipc
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +120,7 @@ class TrainingRun:
         """Start the actors, canaries checked; load the last checkpoint if there is one."""
         with self.phase("startup"):
             started: list[Any] = []
-            self.fleet.events.expect(self.backend.start_learner(), started.append)
+            self._start_learner(started.append)
             start_fleet(self.config, self.fleet)
             self.fleet.events.until(lambda: bool(started))
             for crew in self.fleet.scorer.crews.values():
@@ -133,11 +128,27 @@ class TrainingRun:
         self._listen()
         if self.continued:
             cut_unfinished_line(self.folder / METRICS)
-            self._load()
+            try:
+                self._load()
+            except PartLost as lost:
+                self._roll_back(lost)
             self._before_s = self.state.elapsed_s
             if self.consumed < self.config.run.num_iterations:
                 (self.folder / SUMMARY).unlink(missing_ok=True)  # the run has not ended any more
             self.begin()
+
+    def _start_learner(self, on_start: Callable[[Any], None], num_lost: int = 0) -> None:
+        """Start the learner while other parts start, again when it is lost meanwhile."""
+
+        def again(lost: PartLost) -> None:
+            log.warning("the learner is lost while it starts: %s", lost.reason)
+            if num_lost + 1 == self.config.faults.rollbacks_in_a_row:
+                raise RunGivenUp(
+                    f"the learner was lost {num_lost + 1} times while it started; the last time: {lost}"
+                ) from lost
+            self._start_learner(on_start, num_lost + 1)
+
+        self.fleet.events.expect(self.backend.start_learner(), on_start, again)
 
     def _load(self) -> None:
         """Go on from the last whole checkpoint; before the first was written, forget what was begun.
@@ -296,7 +307,7 @@ class TrainingRun:
         last = record.iteration == self.config.run.num_iterations
         if record.iteration % self.config.run.checkpoint_every and not last and not looks:
             return None
-        self._keep_strip(record)
+        write_trajectory_picture(self.folder, record.iteration, record.batches[0])
         return self._save_checkpoint()
 
     def _look_if_due(self) -> bool:
@@ -330,19 +341,6 @@ class TrainingRun:
 
             self.fleet.events.expect(self.backend.weights(kind), start)
         return True
-
-    def _keep_strip(self, record: IterationRecord) -> None:
-        """Keep a picture of one trajectory: its previews step by step, each with its reward."""
-        pngs = read_previews(record.batches[0])[0]
-        if pngs is None:
-            return
-        group = read_group(record.batches[0])
-        states = [state for state, png in enumerate(pngs) if png is not None]
-        previews = [np.asarray(Image.open(io.BytesIO(pngs[state] or b""))) for state in states]
-        path = trajectory_picture(self.folder, record.iteration)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        values = [float(group.rewards[0][state]) for state in states]
-        trajectory_strip(previews, values, states=states, prompt=group.prompt).save(path)
 
     def _save_checkpoint(self) -> Any:
         assert self.controller is not None

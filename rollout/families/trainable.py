@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from hashlib import blake2b
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 ADAPTER_NAME = "default"
@@ -24,6 +22,8 @@ def attach_lora(
 
     Raises ValueError when a target matches no module.
     """
+    from peft import LoraConfig, inject_adapter_in_model  # 0.15 GB of memory: who has a LoRA pays
+
     names = [name for name, _ in network.named_modules()]
     missing = [t for t in targets if not any(n == t or n.endswith("." + t) for n in names)]
     if missing or not targets:
@@ -101,6 +101,8 @@ def lora_disabled(network: nn.Module) -> Iterator[None]:
     upset. Raises ValueError when the network has no LoRA, since then it can't stand for its own
     reference.
     """
+    from peft.tuners.lora import LoraLayer
+
     layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
     if not layers:
         raise ValueError(

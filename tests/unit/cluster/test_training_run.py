@@ -19,7 +19,7 @@ from cluster.open_run import open_folder
 from cluster.remote_folder import fetched, written
 from cluster.remote_path import place_at
 from cluster.run_folder import read_metrics
-from cluster.training_run import TrainingRun
+from cluster.training_run import RunGivenUp, TrainingRun
 from learner.checkpoint import Checkpoint, CheckpointError, OptimizerState, latest, names
 from learner.checkpoint import load as load_checkpoint
 from learner.checkpoint import save as save_checkpoint
@@ -344,3 +344,40 @@ def test_a_lost_learner_goes_back_to_a_checkpoint_at_a_url(config):
     assert run.state.rollbacks == 1
     assert backend.rows_at_save == [(2, 2), (4, 5)], "the third iteration was written twice"
     assert killed == [LEARNER]
+
+
+def dies_at_start(backend, kind, times):
+    """Have the learner die in its first `times` calls of that kind."""
+    asked = []
+
+    def dying(part, asked_kind):
+        if part == LEARNER and asked_kind == kind:
+            asked.append(kind)
+        return part == LEARNER and asked_kind == kind and len(asked) <= times
+
+    backend.dying = dying
+
+
+def test_a_learner_that_dies_while_it_starts_is_started_again(config):
+    run, backend = opened(config())
+    dies_at_start(backend, "start", 2)
+    run.start()
+    assert run.go()["counts"]["images"] == 4 * 16
+    assert [len(batch) for batch in backend.trained] == [4] * 4
+
+
+def test_a_learner_that_never_starts_ends_the_run(config):
+    run, backend = opened(config())
+    dies_at_start(backend, "start", 99)
+    with pytest.raises(RunGivenUp, match="3 times while it started"):
+        run.start()
+
+
+def test_a_learner_that_dies_over_its_checkpoint_at_a_resume_is_started_again(config):
+    broken_off(config(), after=3)
+    run, backend = opened(config())
+    dies_at_start(backend, "load", 1)
+    run.start()
+    assert run.consumed == 2
+    assert run.go()["rollbacks"] == 1
+    assert len(read_metrics(run.folder)) == 4
