@@ -53,7 +53,7 @@ class RayBackend:
         self,
         config: RunConfig,
         scored_states: ScoredStates,
-        dump_dir: str,
+        run_dir: str,
         *,
         adapter: AdapterSpec | None = None,
         control_name: str | None = None,
@@ -61,10 +61,10 @@ class RayBackend:
     ):
         """`adapter` is what the workers train on their network; none takes the config's.
 
-        `control_name` makes the run's control actor known under that name. `dump_dir` is the run folder, a path or
+        `control_name` makes the run's control actor known under that name. `run_dir` is the run folder, a path or
         URL; with `folder_token` every learner rank must find that token in it, or it does not start.
         """
-        self.config, self.scored_states, self.dump_dir = config, scored_states, dump_dir
+        self.config, self.scored_states, self.run_dir = config, scored_states, run_dir
         self.adapter = adapter or adapter_spec(config)
         self.workers: dict[int, Any] = {}
         self.replicas: dict[tuple[str, int], Any] = {}
@@ -128,7 +128,7 @@ class RayBackend:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group)
         self.ranks = [
             LearnerActor.options(**options).remote(
-                self.config, rank, self.dump_dir, self._folder_token
+                self.config, rank, self.run_dir, self._folder_token
             )
             for rank in range(settings.num_ranks)
         ]

@@ -230,7 +230,7 @@ def dump(config: RunConfig) -> str:
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
-def resolve_paths(config: RunConfig, run_dir: Path) -> RunConfig:
+def resolve_paths(config: RunConfig, run_dir: str) -> RunConfig:
     """Return the config with local paths absolute, since actors may have another working directory."""
 
     def absolute(path: str) -> str:
@@ -238,7 +238,7 @@ def resolve_paths(config: RunConfig, run_dir: Path) -> RunConfig:
 
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"dir": str(run_dir)}),
+            "run": config.run.model_copy(update={"dir": run_dir}),
             "model": config.model.model_copy(update={"path": absolute(config.model.path)}),
             "prompts": config.prompts.model_copy(update={"path": absolute(config.prompts.path)}),
             "evaluation": config.evaluation.model_copy(

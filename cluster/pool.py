@@ -289,8 +289,9 @@ class RolloutPool:
         idle = [worker for worker in self.crew.ready if not worker.jobs and not worker.loading]
         if not idle:
             return
+        limits = self._slow_after_s()
         for call in list(self._running):
-            if not self._is_slow(call):
+            if not self._is_slow(call, limits):
                 continue
             able = [w for w in idle if call.weights is None or w.holds is call.weights]
             if not able:
@@ -307,10 +308,15 @@ class RolloutPool:
             if not idle:
                 return
 
-    def _is_slow(self, call: Call) -> bool:
-        times = self._seconds.get(call.kind, ())
-        if len(times) < FEWEST_TIMES or len(call.workers) != 1:
+    def _slow_after_s(self) -> dict[str, float]:
+        """Return how long a call of each kind may take; kinds that are not known well enough yet are left out."""
+        return {
+            kind: self.faults.straggler_factor * statistics.median(times)
+            for kind, times in self._seconds.items()
+            if len(times) >= FEWEST_TIMES
+        }
+
+    def _is_slow(self, call: Call, limits: dict[str, float]) -> bool:
+        if call.kind not in limits or len(call.workers) != 1:
             return False
-        worker = call.workers[0]
-        took = self.events.now - worker.progress_s
-        return took > self.faults.straggler_factor * statistics.median(times)
+        return self.events.now - call.workers[0].progress_s > limits[call.kind]

@@ -97,7 +97,7 @@ def opened(
 ) -> Iterator[tuple[RunConfig, Fleet, WeightsAnswer | None]]:
     """Start workers (and reward servers); give them, and the weights that a call on them has to name."""
     with user_mistakes():
-        config = resolve_paths(target.config, Path(target.config.run.dir or "runs").absolute())
+        config = resolve_paths(target.config, str(place_at(target.config.run.dir or "runs")))
         connect(config, address)
         _, rule = step_plan(config)
         adapter = adapter_spec(config) if target.checkpoint else AdapterSpec(adapter="none")

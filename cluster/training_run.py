@@ -55,9 +55,7 @@ class TrainingRun:
 
     def __init__(self, config: RunConfig, place: RunPlace, continued: bool):
         self.place, self.folder, self.continued = place, place.folder, continued
-        config = resolve_paths(config, place.folder)
-        kept_at = config.run.model_copy(update={"dir": str(place.where)})
-        self.config = config.model_copy(update={"run": kept_at})
+        self.config = resolve_paths(config, str(place.where))
         self.token = ""
         """What every learner rank must find in the run folder; empty: nothing is looked for."""
         self.checkpoints = RunCheckpoints(
@@ -326,9 +324,10 @@ class TrainingRun:
         waiting = set(kinds)
 
         def go_on() -> None:
-            if not waiting and self.looks.done:
-                self.place.push()
-            if controller.held and not waiting and self.looks.done:
+            if waiting or not self.looks.done:
+                return
+            self.place.push()
+            if controller.held:
                 self._add_seconds("evaluation_between", time.monotonic() - began)
                 controller.release()
 

@@ -20,34 +20,15 @@ from cluster.train import resume, train
 from learner.checkpoint import load as load_checkpoint
 from learner.checkpoint import names
 from tests.integration.cluster_fixtures import head_node, said
+from tests.integration.test_system import settings
 
 pytestmark = pytest.mark.ray
 
 
-def settings(tmp_path, run_dir, *more):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in "abcd"))
-    return [
-        'model.family="tests.fake_family:GaussianFamily"',
-        f'run.dir="{run_dir}"',
-        f'prompts.path="{file}"',
-        f'evaluation.path="{file}"',
-        "run.num_iterations=4",
-        "run.checkpoint_every=2",
-        "run.keep_checkpoints=1",
-        "sampling.num_steps=4",
-        "sampling.scored_states=auto",
-        "rollout.workers=1",
-        "rollout.groups_per_batch=4",
-        "rollout.samples_per_group=4",
-        "rollout.slices_per_call=2",
-        "learner.micro_batch=16",
-        "learner.threads_per_rank=1",
-        'rewards.components=[{name="tests.fakes:BrightnessReward"}]',
-        'evaluation.graded="brightness"',
-        'evaluation.strict=""',
-        *more,
-    ]
+def settings_at(tmp_path, run_dir, *more):
+    """Four iterations, a checkpoint after every second, of which the newest stays."""
+    length = ["run.num_iterations=4", "run.keep_checkpoints=1"]
+    return settings(tmp_path, f'run.dir="{run_dir}"', *length, *more)
 
 
 def test_a_run_at_a_url_stops_resumes_and_equals_the_local_one(ray_session, tmp_path, monkeypatch):
@@ -56,8 +37,8 @@ def test_a_run_at_a_url_stops_resumes_and_equals_the_local_one(ray_session, tmp_
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     url = f"file://{tmp_path}/store/run"
-    _, local = train(load("configs/quickstart.toml", settings(tmp_path, tmp_path / "local")))
-    halfway = settings(tmp_path, url, "run.num_iterations=2", "run.record_trajectories=true")
+    _, local = train(load("configs/quickstart.toml", settings_at(tmp_path, tmp_path / "local")))
+    halfway = settings_at(tmp_path, url, "run.num_iterations=2", "run.record_trajectories=true")
     where, _ = train(load("configs/quickstart.toml", halfway))
     assert where == place_at(url)
     assert names(where / "checkpoints") == ["step_000002"]
@@ -122,7 +103,7 @@ def ask_two_nodes(shared, folder, address):
     }
     with token_in(shared) as token:
         for name, setting in cases.items():
-            config = load("configs/quickstart.toml", settings(folder, shared, setting))
+            config = load("configs/quickstart.toml", settings_at(folder, shared, setting))
             try:
                 check_nodes(config, str(shared), token)
                 seen[name] = None
@@ -136,7 +117,7 @@ def test_a_rank_on_a_node_without_the_drivers_token_does_not_start(ray_session, 
     from cluster.actors_backend import RayBackend
     from cluster.events import Events
 
-    config = load("configs/quickstart.toml", settings(tmp_path, tmp_path))
+    config = load("configs/quickstart.toml", settings_at(tmp_path, tmp_path))
     backend = RayBackend(config, "all", str(tmp_path), folder_token="not there")
     try:
         with pytest.raises(ValueError, match="its token is missing"):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import torch
 
 from cluster.config import ConfigError
 from cluster.remote_folder import (
@@ -23,18 +22,9 @@ from cluster.remote_folder import (
     written,
 )
 from cluster.remote_path import RemotePath, place_at
-from learner.checkpoint import (
-    Checkpoint,
-    OptimizerState,
-    check,
-    described,
-    latest,
-    load,
-    names,
-    prune,
-    save,
-)
+from learner.checkpoint import check, described, latest, load, names, prune, save
 from learner.manifest import MANIFEST
+from tests.unit.learner.saves import example
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -55,23 +45,10 @@ def scratch(tmp_path, monkeypatch):
     assert list(folder.iterdir()) == []
 
 
-def checkpoint(version):
-    tensor = torch.full((4,), float(version))
-    return Checkpoint(
-        weights={"w": tensor},
-        optimizer=OptimizerState(version, {"w": tensor + 1}, {"w": tensor + 2}),
-        ema={"w": tensor + 3},
-        policy_version=version,
-        identity={"adapter": "full"},
-        config_digest="",
-        state={"consumed": version},
-    )
-
-
 def saved(where, version):
     place = where / "checkpoints" / f"step_{version:06d}"
     with written(str(place)) as folder:
-        save(Path(folder), checkpoint(version))
+        save(Path(folder), example(version, numel=4))
     return place
 
 

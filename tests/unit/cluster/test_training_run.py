@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from cluster.backend import ScoreAnswer, WeightsAnswer
 from cluster.config import ConfigError, load, user_mistakes
@@ -20,7 +19,7 @@ from cluster.remote_folder import fetched, written
 from cluster.remote_path import place_at
 from cluster.run_folder import read_metrics
 from cluster.training_run import RunGivenUp, TrainingRun
-from learner.checkpoint import Checkpoint, CheckpointError, OptimizerState, latest, names
+from learner.checkpoint import CheckpointError, latest, names
 from learner.checkpoint import load as load_checkpoint
 from learner.checkpoint import save as save_checkpoint
 from rewards.base import RewardValues
@@ -28,6 +27,7 @@ from rollout.records import EvaluationImages, WeightReport
 from rollout.stats import RolloutStats
 from tests.fake_backend import LEARNER, FakeBackend
 from tests.unit.cluster.fleets import SETTINGS
+from tests.unit.learner.saves import example
 
 GOING_ON = "test: the machine is gone"
 
@@ -86,16 +86,7 @@ class StoringBackend(FakeBackend):
             with fetched(self.run.place.where / "metrics.jsonl") as metrics:
                 rows = metrics.read_text().splitlines()
             self.rows_at_save.append((state["consumed"], len(rows)))
-            tensor = torch.full((2,), float(self.version))
-            content = Checkpoint(
-                weights={"w": tensor},
-                optimizer=OptimizerState(self.version, {"w": tensor + 1}, {"w": tensor + 2}),
-                ema=None,
-                policy_version=self.version,
-                identity={"adapter": "full"},
-                config_digest="",
-                state=state,
-            )
+            content = replace(example(self.version, numel=2), ema=None, state=state)
             with written(folder) as place:
                 save_checkpoint(Path(place), content)
 
