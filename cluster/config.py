@@ -63,6 +63,9 @@ class EvaluationConfig(Section):
     """Reward column shown as the strict (0 or 1) score; empty if there is none."""
 
 
+LONGEST_PAUSE_S = 60.0
+
+
 class FaultsConfig(Section):
     """What counts as lost, and how much loss a run bears before it gives up."""
 
@@ -75,11 +78,18 @@ class FaultsConfig(Section):
     call_attempts: int = Field(default=3, ge=1)
     """A call that raises an error, or loses its worker, so often ends the run: it is the call's fault."""
     losses_in_a_row: int = Field(default=10, ge=1)
-    """So many lost workers (or servers of one reward) with no answer in between end the run."""
+    """So many lost workers (or servers of one reward) with no answer in between, or learners that were lost while they
+    started, end the run."""
     rollbacks_in_a_row: int = Field(default=3, ge=1)
     """So many roll-backs to the same checkpoint end the run."""
     restart_delay_s: float = Field(default=1.0, ge=0)
     """Pause before a replacement that follows a replacement lost at once; doubles up to a minute."""
+
+    def pause_s(self, lost_in_a_row: int) -> float:
+        """Return how long to wait with the next replacement: nothing after the first loss."""
+        if lost_in_a_row <= 1:
+            return 0.0
+        return min(self.restart_delay_s * 2 ** (lost_in_a_row - 2), LONGEST_PAUSE_S)
 
 
 class RunConfig(Section):

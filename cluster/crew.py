@@ -20,7 +20,6 @@ from cluster.events import Events
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-LONGEST_DELAY_S = 60.0
 
 
 class CrewLost(RuntimeError):
@@ -164,14 +163,13 @@ class Crew(Generic[AMember]):
         if self._in_a_row <= 1:
             self.resize(self.target)
             return
-        delay = min(self.faults.restart_delay_s * 2 ** (self._in_a_row - 2), LONGEST_DELAY_S)
         self._delayed += 1
 
         def hire() -> None:
             self._delayed -= 1
             self.resize(self.target)
 
-        self.events.after(delay, hire)
+        self.events.after(self.faults.pause_s(self._in_a_row), hire)
 
     def _let_go(self, member: AMember) -> None:
         if member.leaving and not member.jobs:

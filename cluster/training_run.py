@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -117,8 +117,7 @@ class TrainingRun:
     def start(self) -> None:
         """Start the actors, canaries checked; load the last checkpoint if there is one."""
         with self.phase("startup"):
-            started: list[Any] = []
-            self._start_learner(started.append)
+            started = self._start_learner()
             start_fleet(self.config, self.fleet)
             self.fleet.events.until(lambda: bool(started))
             for crew in self.fleet.scorer.crews.values():
@@ -135,18 +134,30 @@ class TrainingRun:
                 (self.folder / SUMMARY).unlink(missing_ok=True)  # the run has not ended any more
             self.begin()
 
-    def _start_learner(self, on_start: Callable[[Any], None], num_lost: int = 0) -> None:
-        """Start the learner while other parts start, again when it is lost meanwhile."""
+    def _start_learner(self) -> list[Any]:
+        """Start the learner; the list has its facts as soon as it is there.
+
+        One that is lost while it starts is started again, after a pause: Ray may take a dead node for a live one for a
+        while, and place it there. RunGivenUp after losses_in_a_row.
+        """
+        started: list[Any] = []
+        num_lost = 0
+
+        def begin() -> None:
+            self.fleet.events.expect(self.backend.start_learner(), started.append, again)
 
         def again(lost: PartLost) -> None:
+            nonlocal num_lost
+            num_lost += 1
             log.warning("the learner is lost while it starts: %s", lost.reason)
-            if num_lost + 1 == self.config.faults.rollbacks_in_a_row:
+            if num_lost == self.config.faults.losses_in_a_row:
                 raise RunGivenUp(
-                    f"the learner was lost {num_lost + 1} times while it started; the last time: {lost}"
+                    f"the learner was lost {num_lost} times while it started; the last time: {lost}"
                 ) from lost
-            self._start_learner(on_start, num_lost + 1)
+            self.fleet.events.after(self.config.faults.pause_s(num_lost), begin)
 
-        self.fleet.events.expect(self.backend.start_learner(), on_start, again)
+        begin()
+        return started
 
     def _load(self) -> None:
         """Go on from the last whole checkpoint; before the first was written, forget what was begun.
@@ -242,8 +253,9 @@ class TrainingRun:
                 f"the learner was lost {bound} times after iteration {saved_at}; the last time: {lost}"
             ) from lost
         with self.phase("recovery"):
+            started = self._start_learner()
+            self.fleet.events.until(lambda: bool(started))
             try:
-                self.fleet.events.answer(self.backend.start_learner())
                 self._load()
             except PartLost as again:
                 self._roll_back(again)

@@ -360,7 +360,7 @@ def test_a_learner_that_dies_while_it_starts_is_started_again(config):
 def test_a_learner_that_never_starts_ends_the_run(config):
     run, backend = opened(config())
     dies_at_start(backend, "start", 99)
-    with pytest.raises(RunGivenUp, match="3 times while it started"):
+    with pytest.raises(RunGivenUp, match="10 times while it started"):
         run.start()
 
 
@@ -371,4 +371,25 @@ def test_a_learner_that_dies_over_its_checkpoint_at_a_resume_is_started_again(co
     run.start()
     assert run.consumed == 2
     assert run.go()["rollbacks"] == 1
+    assert len(read_metrics(run.folder)) == 4
+
+
+def test_starts_that_fail_on_a_dying_node_are_no_roll_backs(config):
+    """A kill, another before the next checkpoint, and a start that fails: two roll-backs, and the run goes on."""
+    run, backend = opened(config())
+    run.start()
+    learned, starts = [], []
+
+    def dying(part, kind):
+        if kind == "learn":
+            learned.append(kind)
+            return len(learned) in (3, 4)
+        if kind == "start" and part == LEARNER:
+            starts.append(kind)
+            return len(starts) in (2, 3, 4)
+        return False
+
+    backend.dying = dying
+    assert run.go()["rollbacks"] == 2
+    assert len(starts) == 5
     assert len(read_metrics(run.folder)) == 4
