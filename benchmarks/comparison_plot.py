@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from cluster.curves import LIGHT, held_out_points, smoothed
 from cluster.run_folder import Run, evaluation_lines, read_jsonl
 
 AXES = {"images": "images", "network_calls": "network calls", "seconds": "seconds of training"}
-COLOURS = ("#8c8c8c", "#4aa96c", "#e38b29", "#3f8fd2", "#b56bc4")
+COLOURS = ("#8c8c8c", "#4aa96c", "#e38b29", "#3f8fd2", "#b56bc4", "#c8454a")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +57,19 @@ def by_arm(runs: Sequence[ArmRun]) -> dict[str, list[ArmRun]]:
 
 
 def draw(runs: Sequence[ArmRun], path: Path) -> None:
-    """Training reward above, held-out graded score below; three ways to count the cost."""
+    """Write the picture of `runs` to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context(LIGHT.settings):
+        learning_curves(runs).savefig(path, dpi=110)
+
+
+def learning_curves(runs: Sequence[ArmRun]) -> Figure:
+    """Training reward above, held-out graded score below; three ways to count the cost. Every arm is drawn."""
     with rc_context(LIGHT.settings):
         figure = Figure(figsize=(13, 7), layout="constrained")
         rows = figure.subplots(2, len(AXES), sharey="row")
         for (axis, title), above, below in zip(AXES.items(), *rows, strict=True):
-            for (arm, members), colour in zip(by_arm(runs).items(), COLOURS, strict=False):
+            for (arm, members), colour in zip(by_arm(runs).items(), cycle(COLOURS), strict=False):
                 draw_rewards(above, members, axis, colour, arm)
                 draw_held_out(below, members, axis, colour, arm)
             above.set_title(f"against {title}")
@@ -71,7 +78,7 @@ def draw(runs: Sequence[ArmRun], path: Path) -> None:
         rows[1][0].set_ylabel("held-out graded score")
         handles, labels = rows[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
-        figure.savefig(path, dpi=110)
+        return figure
 
 
 def draw_rewards(axes: Axes, members: Sequence[ArmRun], axis: str, colour: str, arm: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import comparison, comparison_table, demo_docs
-from benchmarks.comparison_plot import ArmRun
+from benchmarks.comparison_plot import COLOURS, ArmRun, learning_curves
 from benchmarks.marked_section import write_marked
 from cluster.config import RunConfig, load
 from cluster.open_run import write_start
@@ -48,6 +48,18 @@ def test_finished_runs_are_only_read_and_notes_stay(runs_dir: Path, tmp_path: Pa
     assert text.count("## How the arms differ") == 1
     assert (tmp_path / "images" / "comparison.png").stat().st_size > 20_000
     assert "python -m cluster train configs/quickstart.toml" in text
+
+
+@pytest.mark.parametrize("count", [len(comparison.ARMS), len(COLOURS) + 2])
+def test_every_arm_is_drawn(runs_dir: Path, count: int) -> None:
+    run = read_run(runs_dir / "gain-ddim_sde" / "0")
+    arms = [f"arm {number}" for number in range(count)]
+    figure = learning_curves([ArmRun.read(arm, 0, run) for arm in arms])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == arms
+    for axes in figure.axes:
+        assert axes.get_legend_handles_labels()[1] == arms
+    assert len(COLOURS) >= len(comparison.ARMS), "two arms would share a colour"
 
 
 def test_the_page_tells_what_each_arm_cost(runs_dir: Path) -> None:
