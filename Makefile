@@ -36,7 +36,8 @@ demo: $(READY) ## the longer run; stop it and start it again as you like, it con
 
 test: lint ## lint, then every test but the long ones, with coverage and its limits
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest --cov --cov-report= --durations=20 $(ARGS)
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 $(ARGS)
+	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=90
 	$(BIN)/coverage report --include='$(EXACT)' --fail-under=100
 

@@ -122,9 +122,11 @@ def test_recorded_groups_hold_the_weighted_total_and_the_shared_initial_reward(f
         assert (group.states[:, 0] == group.states[0, 0]).all()
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
     ray_session, model, finished, tmp_path
 ):
+    """With the shipped kind of model; test_equal.py compares much more of the same, with a smaller one."""
     _, whole, summary = finished
     folder = tmp_path / "run"
     train(
