@@ -27,14 +27,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.marked_section import write_marked
 from benchmarks.sleeping import BULK_CHUNK
+from cluster.tensor_arrays import TensorBytes, as_arrays, as_tensors
 from rollout.config import ModelConfig, RolloutConfig, SamplingConfig
 from rollout.families.registry import load_family
 from rollout.families.trainable import checksum, trainable_tensors
-from rollout.records import AdapterSpec
+from rollout.records import AdapterSpec, WeightReport
 from rollout.worker import RolloutWorker, prepare_network
 
 WANTED = 1.5
@@ -42,7 +42,6 @@ WANTED = 1.5
 VERSIONS = 3
 """Versions that a repeat times, after one that it doesn't: first touches of memory are start-up."""
 FULL = AdapterSpec(adapter="full")
-ZERO_COPY = {"env_vars": {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +51,6 @@ class Job:
     numel: int
     """float32 numbers of a version."""
     workers: int
-    zero_copy: bool = False
-    """Whether ours sends tensors without pickling their bytes; the bare sides always do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +88,21 @@ class Publisher:
         prepare_network(family, FULL, seed=0)
         self.live, self.version = trainable_tensors(family.network), 0
 
-    def weights(self) -> tuple[tuple[int, str], dict[str, Tensor]]:
-        """((version, checksum), tensors); each version has other numbers, so that an old one can't pass for it."""
+    def weights(self) -> tuple[tuple[int, str], dict[str, TensorBytes]]:
+        """((version, checksum), arrays); each version has other numbers, so that an old one can't pass for it."""
         self.version += 1
         copies = {name: tensor.detach().clone() for name, tensor in self.live.items()}
         for tensor in copies.values():
             tensor.view(-1)[0] = self.version
-        return (self.version, checksum(copies)), copies
+        return (self.version, checksum(copies)), as_arrays(copies)
+
+
+class Receiver(RolloutWorker):
+    """A worker that takes weights as its actor does."""
+
+    def load_arrays(self, version: int, arrays: dict[str, TensorBytes]) -> WeightReport:
+        """Load and prove a version."""
+        return self.load_weights(version, as_tensors(arrays))
 
 
 def make_worker_arguments(numel: int) -> tuple[Any, ...]:
@@ -109,17 +114,16 @@ def ours(job: Job) -> list[Seconds]:
     """Real workers under Ray. RuntimeError when one holds something else than what was published."""
     import ray
 
-    environment = ZERO_COPY if job.zero_copy else None
-    publisher: Any = ray.remote(Publisher).options(runtime_env=environment).remote(job.numel)
-    make_worker: Any = ray.remote(RolloutWorker)
+    publisher: Any = ray.remote(Publisher).remote(job.numel)
+    make_worker: Any = ray.remote(Receiver)
     workers = [make_worker.remote(*make_worker_arguments(job.numel)) for _ in range(job.workers)]
 
     def publish() -> Seconds:
         began = time.perf_counter()
-        facts, tensors = publisher.weights.options(num_returns=2).remote()
+        facts, arrays = publisher.weights.options(num_returns=2).remote()
         version, wanted = ray.get(facts)
         made = time.perf_counter()
-        reports = ray.get([worker.load_weights.remote(version, tensors) for worker in workers])
+        reports = ray.get([worker.load_arrays.remote(version, arrays) for worker in workers])
         ended = time.perf_counter()
         for report in reports:
             if (report.version, report.checksum) != (version, wanted):
@@ -307,10 +311,9 @@ def document(times: Times, job: Job, command: Sequence[str]) -> str:
             f"counts as the middle one of the others. Ratios are of the medians over the repeats.",
             "- **All sides**: one object, workers that get it, copy it into tensors of at most "
             f"{4 * BULK_CHUNK / 2**20:.0f} MB, and checksum these (blake2b).",
-            "- **Ours**: dict of tensors"
-            + (" without pickling their bytes" if job.zero_copy else "")
-            + ", copied and checksummed by the publisher before they are sent, as a learner rank does; "
-            "`RolloutWorker.load_weights` checks names and shapes; every worker's version and checksum is compared.",
+            "- **Ours**: dict of tensors, copied and checksummed by the publisher before they are sent, as a learner "
+            "rank does; `RolloutWorker.load_weights` checks names and shapes; every worker's version and checksum is "
+            "compared.",
             "- **Bare Ray**: one numpy array, read where it lies in the object store. The sender neither copies nor "
             "checksums; the workers' checksums are only compared with each other.",
             "- **Shared memory**: the same without Ray; the sender writes straight into memory that the workers map.",
@@ -325,7 +328,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gb", type=float, default=1.0, help="size of a version in GB of 2^30")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--zero-copy", action="store_true", help="ours: don't pickle the bytes")
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     parser.add_argument("--docs", type=Path, help="also write publish.md into this folder")
     args = parser.parse_args(argv)
@@ -340,7 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argv = list(sys.argv[1:] if argv is None else argv)
     args = parse(argv)
-    job = Job(numel=int(args.gb * 2**28), workers=args.workers, zero_copy=args.zero_copy)
+    job = Job(numel=int(args.gb * 2**28), workers=args.workers)
     os.environ["OMP_NUM_THREADS"] = "1"  # inherited by all processes
     ray.init(
         address="local",

@@ -19,8 +19,10 @@ from cluster.config import RunConfig
 from cluster.folder_probe import complaint, node_name, refusal
 from cluster.remote_folder import fetched, move, scratch_name, written
 from cluster.remote_path import is_url, place_at
+from cluster.tensor_arrays import TensorBytes, as_arrays, as_tensors
 from learner.credit.base import ScoredStates
 from rewards.config import RewardConfig
+from rollout.families.trainable import num_bytes
 from rollout.records import AdapterSpec, EvaluationImages, Previews, SliceRequest
 
 
@@ -54,8 +56,8 @@ class RolloutActor:
         answer = self.worker.sample(requests)
         return answer.slices, answer.previews, answer.stats
 
-    def load_weights(self, version: int, tensors: dict[str, Any]) -> Any:
-        return self.worker.load_weights(version, tensors)
+    def load_weights(self, version: int, arrays: dict[str, TensorBytes]) -> Any:
+        return self.worker.load_weights(version, as_tensors(arrays))
 
     def sample_images(self, *args: Any) -> EvaluationImages:
         return self.worker.evaluate(*args)
@@ -156,23 +158,29 @@ class LearnerActor:
         try:
             return self.worker.step(ray.get(groups))
         except NonFiniteLoss as error:
-            if self.dump_dir == self.run_dir:
+            elsewhere = self.dump_dir != self.run_dir
+            if elsewhere and self.rank == 0:
+                move(Path(self.dump_dir), self.run_dir)
+            # The first rank's error ends the run: none may leave while rank 0 still writes.
+            self.worker.wait_for_ranks()
+            if not elsewhere:
                 raise
-            move(Path(self.dump_dir), self.run_dir)
             raise NonFiniteLoss(str(error).replace(self.dump_dir, self.run_dir)) from error
 
     @ray.method(num_returns=2)
     def weights(self, kind: str) -> tuple[Any, Any]:
         """Every rank must be asked (the gather is collective); rank 0's answer is the one to use."""
         version, tensors, checksum = self.worker.weights(kind)
-        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        return (version, checksum, num_bytes), tensors
+        return (version, checksum, num_bytes(tensors)), as_arrays(tensors)
 
     def save_checkpoint(
-        self, folder: str, state: dict[str, Any], versions: list[int], tensors: list[Any]
+        self, folder: str, state: dict[str, Any], versions: list[int], arrays: list[Any]
     ) -> None:
-        """`tensors` holds the references of older versions, which only rank 0 reads."""
-        kept = dict(zip(versions, ray.get(tensors), strict=True)) if self.rank == 0 else {}
+        """`arrays` holds the references of older versions, which only rank 0 reads."""
+        kept = {}
+        if self.rank == 0:
+            older = zip(versions, ray.get(arrays), strict=True)
+            kept = {version: as_tensors(found) for version, found in older}
         with written(folder) as place:
             self.worker.save_checkpoint(place, state, kept)
 
@@ -180,7 +188,8 @@ class LearnerActor:
         """Return the caller's state, and rank 0's older versions: (version, tensors, checksum, bytes) each."""
         with fetched(place_at(folder)) as place:
             state = self.worker.load_checkpoint(str(place))
-            return state, self.worker.kept_versions(str(place))
+            kept = self.worker.kept_versions(str(place))
+            return state, [one._replace(tensors=as_arrays(one.tensors)) for one in kept]
 
     def export(self, folder: str, kind: str) -> None:
         with written(folder) as place:

@@ -15,10 +15,11 @@ from cluster.fleet import Fleet, make_fleet, start_fleet
 from cluster.remote_folder import run_fetched
 from cluster.remote_path import place_at
 from cluster.run_folder import CHECKPOINTS, CONFIG
+from cluster.tensor_arrays import as_arrays
 from cluster.weights import EVALUATION_VERSION
 from learner.checkpoint import MANIFEST, check, described, latest
 from learner.checkpoint import load as load_checkpoint
-from rollout.families.trainable import checksum
+from rollout.families.trainable import checksum, num_bytes
 from rollout.records import AdapterSpec
 
 MODEL_INDEX = "model_index.json"
@@ -116,8 +117,8 @@ def _weights(checkpoint: Path, config: RunConfig, backend: RayBackend) -> Weight
     found = load_checkpoint(checkpoint)
     tensors = dict((found.ema if config.evaluation.weights == "ema" else None) or found.weights)
     return WeightsAnswer(
-        tensors=backend.store(tensors),
+        tensors=backend.store(as_arrays(tensors)),
         version=EVALUATION_VERSION,
         checksum=checksum(tensors),
-        num_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        num_bytes=num_bytes(tensors),
     )

@@ -35,7 +35,7 @@ from learner.transitions import RankTransitions, negative_conditioning
 from rollout.config import ModelConfig
 from rollout.families.base import PolicyVelocity
 from rollout.families.registry import load_family
-from rollout.families.trainable import attach_lora, checksum, make_trainable_full
+from rollout.families.trainable import attach_lora, checksum, make_trainable_full, num_bytes
 from rollout.flow.noise import stream_seed
 from rollout.trajectory import RecordBatch
 
@@ -221,6 +221,10 @@ class LearnerWorker:
         tolerance = self.config.ratio_tolerance
         check_ratio(totals.max_abs_log_ratio, tolerance, where, self.version)
 
+    def wait_for_ranks(self) -> None:
+        """Return when every rank has called this."""
+        self.engine.all_reduce(torch.zeros(1), "sum")
+
     # weights and checkpoints
 
     def weights(self, kind: WeightKind = "raw") -> Weights:
@@ -299,12 +303,7 @@ class LearnerWorker:
         if self.rank != 0:
             return []
         return [
-            KeptVersion(
-                version,
-                tensors,
-                checksum(tensors),
-                sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-            )
+            KeptVersion(version, tensors, checksum(tensors), num_bytes(tensors))
             for version, tensors in checkpoint.load_kept(Path(folder)).items()
         ]
 

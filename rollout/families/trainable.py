@@ -82,6 +82,11 @@ def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             parameter.copy_(tensors[name])
 
 
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return how much memory the tensors' numbers take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return a blake2b fingerprint (32 hex digits) over sorted names, dtypes, shapes and bytes."""
     digest = blake2b(digest_size=16)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import publish
-from benchmarks.publish import BareReceiver, BareSender, Job, Publisher, Seconds
+from benchmarks.publish import BareReceiver, BareSender, Job, Publisher, Receiver, Seconds
 from benchmarks.sleeping import BULK_CHUNK
-from rollout.worker import RolloutWorker
 
 TIMES = {
     "ours": [Seconds(make=1.0, load=2.0), Seconds(make=2.0, load=4.0), Seconds(make=1.0, load=3.0)],
@@ -20,11 +19,11 @@ TIMES = {
 
 
 def test_our_workers_prove_each_version_that_the_publisher_gives_out() -> None:
-    publisher, worker = Publisher(9), RolloutWorker(*publish.make_worker_arguments(9))
+    publisher, worker = Publisher(9), Receiver(*publish.make_worker_arguments(9))
     seen: set[str] = set()
     for version in (1, 2):
-        (given, checksum), tensors = publisher.weights()
-        report = worker.load_weights(given, tensors)
+        (given, checksum), arrays = publisher.weights()
+        report = worker.load_arrays(given, arrays)
         assert (report.version, report.checksum) == (version, checksum)
         seen.add(checksum)
     assert len(seen) == 2, "an old version could pass for a new one"
@@ -66,7 +65,6 @@ def test_the_page_says_what_was_measured() -> None:
     assert "| shared memory | 0.10 | 1.50 | 1.60 | 1.60, 1.60, 1.60 | 2.50 |" in text
     assert "benchmarks.publish 'a b'" in text
     assert "pickling" not in text
-    assert "pickling" in publish.document(TIMES, Job(numel=8, workers=1, zero_copy=True), command)
 
 
 def test_sides_take_turns_and_a_repeat_counts_as_its_middle_version(
@@ -89,9 +87,9 @@ def test_sides_take_turns_and_a_repeat_counts_as_its_middle_version(
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     args = publish.parse([])
-    assert (args.gb, args.workers, args.repeats, args.zero_copy) == (1.0, 4, 3, False)
-    args = publish.parse(["--gb", "0.01", "--workers", "2", "--docs", "docs", "--zero-copy"])
-    assert (args.gb, args.workers, args.docs, args.zero_copy) == (0.01, 2, Path("docs"), True)
+    assert (args.gb, args.workers, args.repeats) == (1.0, 4, 3)
+    args = publish.parse(["--gb", "0.01", "--workers", "2", "--docs", "docs"])
+    assert (args.gb, args.workers, args.docs) == (0.01, 2, Path("docs"))
     for bad in (["--gb", "0"], ["--gb", "nan"], ["--workers", "0"], ["--repeats", "0"]):
         with pytest.raises(SystemExit):
             publish.parse(bad)

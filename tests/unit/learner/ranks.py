@@ -3,8 +3,10 @@
 FOLDER holds model/, groups.arrow and one_rank/step_000001; rank 0 leaves its results there.
 """
 
+import math
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
 
 import learner.engine
+import learner.worker
+from learner.checks import NonFiniteLoss, dump_batch
 from learner.config import LearnerConfig
 from learner.engine import Engine
 from rollout.trajectory import RecordBatch, read_ipc
@@ -80,6 +84,27 @@ def odd_sizes(folder: Path, rank: int, stage: int) -> None:
     keep(folder / f"odd_next_{stage}.safetensors", engine.full_tensors())
 
 
+def not_finite(folder: Path, groups: list[RecordBatch], place: dict[str, Any]) -> None:
+    """A batch whose loss is NaN, where rank 0 takes long to dump it; rank 1 leaves what it found afterwards."""
+
+    def slow_dump(*args: Any) -> None:
+        time.sleep(1.0)
+        dump_batch(*args)
+
+    learner.worker.dump_batch = slow_dump
+    worker = make_learner(folder / "model", dump_dir=str(folder / "dump"), **place)
+    tensors = broadcast(worker.engine.full_tensors())
+    tensors[min(tensors)].fill_(math.nan)
+    worker.engine.load_full_tensors(tensors)
+    try:
+        worker.step(groups)
+    except NonFiniteLoss:
+        worker.wait_for_ranks()
+        if place["rank"] == 1:
+            found = sorted(str(p.relative_to(folder)) for p in (folder / "dump").rglob("*.*"))
+            (folder / "found_by_rank_1").write_text("\n".join(found))
+
+
 def broadcast(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rank 0's dict on both ranks."""
     box = [tensors]
@@ -94,6 +119,7 @@ def main(folder: Path, rank: int, port: int) -> None:
     for stage in STAGES:
         train(folder, groups, place, stage)
         odd_sizes(folder, rank, stage)
+    not_finite(folder, groups, place)
     distributed.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an interpreter that ends by itself

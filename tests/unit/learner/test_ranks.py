@@ -108,3 +108,9 @@ def test_parameters_of_odd_sizes_survive_being_cut_up(results: Path, stage: int)
     assert relative_difference(found[""], expected[1]) < 1e-6
     assert same_bits(found["_loaded"], found[""])
     assert relative_difference(found["_next"], expected[2]) < 1e-6
+
+
+def test_no_rank_leaves_a_bad_batch_before_it_is_dumped(results: Path) -> None:
+    """The first error ends the run, and with it rank 0."""
+    found = (results / "found_by_rank_1").read_text().splitlines()
+    assert found == [f"dump/nonfinite_version_000000/{n}" for n in ("groups.arrow", "report.json")]
