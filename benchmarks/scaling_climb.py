@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.books import check_books
 from cluster.config import RunConfig
 from cluster.controller import Controller
 from cluster.costs import step_plan
@@ -251,11 +252,4 @@ def publish_seconds(log: Log, rung: Rung) -> list[float]:
 
 def ledger(rows: Sequence[dict[str, Any]], groups_per_batch: int) -> dict[str, int]:
     """How many groups were trained on, and how many of the first ones are missing or came twice."""
-    ids = [group for row in rows for group in row["group_ids"]]
-    expected = range(len(rows) * groups_per_batch)
-    return {
-        "groups": len(ids),
-        "lost": len(set(expected) - set(ids)),
-        "doubled": len(ids) - len(set(ids)),
-        "unexpected": len(set(ids) - set(expected)),
-    }
+    return check_books(rows, len(rows) * groups_per_batch).counts()

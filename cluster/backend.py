@@ -64,7 +64,7 @@ class WeightsAnswer:
     """One version of the trainable weights, as the learner gives it out."""
 
     tensors: Handle
-    """dict[str, Tensor] on the CPU."""
+    """dict[str, cluster.tensor_arrays.TensorBytes]."""
     version: int
     checksum: str
     num_bytes: int
@@ -184,4 +184,8 @@ class Backend(Protocol):
 
     def store(self, data: Any) -> Handle:
         """Put data, owned by the controller, where every actor can read it."""
+        ...
+
+    def close(self) -> None:
+        """End all parts."""
         ...

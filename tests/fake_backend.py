@@ -68,6 +68,8 @@ class FakeBackend:
         self._used: set[Part] = set()
         self._answers: dict[int, tuple[Part, Callable[[], Any]]] = {}
         self._due: list[tuple[float, int]] = []
+        self._done: set[int] = set()
+        """Futures that came due while nobody waited for them."""
         self._count = 0
 
     def now(self) -> float:
@@ -272,20 +274,22 @@ class FakeBackend:
         """Let virtual time pass until a future is due, at most timeout_s."""
         while self._due and self._due[0][1] not in self._answers:
             heapq.heappop(self._due)
-        lost = [f for f in futures if not self.lives(self._answers[f][0])]
-        if lost:
-            return lost[:1]
+        ended = [f for f in futures if f in self._done or not self.lives(self._answers[f][0])]
+        if ended:
+            return ended[:1]
         if not self._due or self._due[0][0] > self.time_s + timeout_s:
             self.time_s += timeout_s
             return []
         due_s, future = heapq.heappop(self._due)
         self.time_s = max(self.time_s, due_s)
         if future not in futures:
+            self._done.add(future)
             return []
         return [future]
 
     def result(self, future):
         part, answer = self._answers.pop(future)
+        self._done.discard(future)
         if not self.lives(part):
             raise PartLost("killed")
         return answer()
@@ -297,3 +301,11 @@ class FakeBackend:
 
     def store(self, data):
         return data
+
+    def close(self) -> None:
+        for part in [
+            *(("worker", n) for n in self.loaded),
+            *(("replica", n) for n in self.replicas),
+        ]:
+            self.kill(part)
+        self.kill(LEARNER)

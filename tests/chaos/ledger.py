@@ -4,7 +4,6 @@ The surviving history is `metrics.jsonl`, of which the last writing of an iterat
 (`cluster.run_folder.read_metrics`).
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.buffer import REPLACEMENT_STRIDE
+from benchmarks.books import check_books
 from learner.checkpoint import Checkpoint
 
 
@@ -41,21 +40,16 @@ def check_ledger(
     num_iterations: int,
 ) -> Ledger:
     """Compare the rows of a run with those of the undisturbed run of the same config."""
-    positions = Counter(group % REPLACEMENT_STRIDE for row in rows for group in row["group_ids"])
-    wanted = range(num_iterations * groups_per_batch)
+    books = check_books(rows, num_iterations * groups_per_batch)
     wrong = []
     if [row["iteration"] for row in rows] != list(range(1, num_iterations + 1)):
         wrong.append(f"iterations {[row['iteration'] for row in rows]}")
-    if strangers := sorted(positions.keys() - set(wanted)):
-        wrong.append(f"groups {strangers} are beyond the run's end")
+    if books.strangers:
+        wrong.append(f"groups {books.strangers} are beyond the run's end")
     wrong += _order(rows)
     for row, twin in zip(rows, calm, strict=False):
         wrong += _differences(row, twin, max_policy_lag)
-    return Ledger(
-        lost=[position for position in wanted if not positions[position]],
-        doubled=sorted(position for position, times in positions.items() if times > 1),
-        wrong=wrong,
-    )
+    return Ledger(lost=books.lost, doubled=books.doubled, wrong=wrong)
 
 
 def _order(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,11 +2,14 @@
 
 import os
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from cluster.config import load
-from cluster.folder_probe import complaint, node_name, refusal, token_in
+from cluster.folder_probe import TOKEN, complaint, node_name, refusal, token_in
 from cluster.placement import needs
 from cluster.remote_path import RemotePath
 
@@ -44,15 +47,29 @@ def test_a_token_with_other_content_is_said(where):
     assert complaint(str(where), "a", False) == "the driver's token reads 'b' there"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_said_to_those_who_must_write(tmp_path):
-    with token_in(tmp_path) as token:
-        tmp_path.chmod(0o500)
-        try:
-            assert complaint(str(tmp_path), token, False) is None
-            assert "PermissionError" in str(complaint(str(tmp_path), token, True))
-        finally:
-            tmp_path.chmod(0o700)
+@pytest.fixture
+def nobody() -> Iterator[None]:
+    """Root may write everywhere: become somebody else for a while."""
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(was)
+
+
+@pytest.fixture
+def locked() -> Iterator[Path]:
+    """A folder with a token in it, that everybody may read and nobody write; not below pytest's, which is private."""
+    with TemporaryDirectory() as name, token_in(Path(name)):
+        Path(name).chmod(0o555)
+        yield Path(name)
+        Path(name).chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_written_is_said_to_those_who_must_write(locked, nobody):
+    (token,) = [path.name.removeprefix(TOKEN) for path in locked.iterdir()]
+    assert complaint(str(locked), token, False) is None
+    assert "PermissionError" in str(complaint(str(locked), token, True))
 
 
 def test_an_error_of_a_stores_driver_is_said(where, monkeypatch):
