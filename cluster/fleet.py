@@ -20,7 +20,7 @@ class Fleet:
     scorer: Scorer
 
     def scale(self, command: ScaleCommand) -> None:
-        """Do what `flowcredit scale` asked; the numbers were checked where they were asked (cluster.commands)."""
+        """Do what `flowcredit scale` asked; the numbers were checked where they were asked (cluster.scale)."""
         if command.rollout_workers is not None:
             self.pool.crew.resize(command.rollout_workers)
         for reward, replicas in (command.replicas or {}).items():

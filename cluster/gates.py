@@ -1,6 +1,6 @@
 """Checks that stop a run before it wastes a night: each raises a GateError that says what it saw and what to do.
 
-The on-policy ratio gate is the learner's (`learner.worker`), the weight handshake's is in `cluster.weights`, the
+The on-policy ratio gate is the learner's (`learner.checks`), the weight handshake's is in `cluster.pool`, the
 canaries' in `rewards.canaries`.
 """
 
@@ -22,7 +22,7 @@ class GateError(RuntimeError):
 
 
 def check_noise(batches: Sequence[Any], shared_initial_noise: bool) -> None:
-    """Check that no two trajectories share noise unless the plan says so .
+    """Check that no two trajectories share noise unless the plan says so.
 
     Initial states must be equal within a group when shared_initial_noise, and differ otherwise; no two final
     latents may be equal, as those of trajectories with a common x_T would be if they shared their step noise.

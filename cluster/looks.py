@@ -1,9 +1,15 @@
-"""A run's looks at its held-out prompts, before, in between and after: what each leaves behind, which was best."""
+"""A run's looks at its held-out prompts, before, in between and after: what each leaves behind, which was best.
 
+`evaluation/looks.json` knows which looks have begun, and what each one cost that has ended, whatever becomes of the
+process. A look that the process did not outlive is taken again, with the weights of its iteration's checkpoint.
+"""
+
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cluster.backend import WeightsAnswer
 from cluster.config import ConfigError, RunConfig
@@ -11,18 +17,17 @@ from cluster.evaluation import EvaluationRun, HeldOut, picked
 from cluster.evaluation_table import Columns, write_jsonl
 from cluster.fleet import Fleet
 from cluster.pictures import write_evaluation_pictures
-from cluster.run_folder import BEST, evaluation_lines, read_optional, write_json
+from cluster.run_folder import BEST, LOOKS, evaluation_lines, read_optional, write_json
 
 
 @dataclass
 class Looks:
-    """Evaluates and writes; `counts` adds up what it cost."""
+    """Evaluates and writes."""
 
     config: RunConfig
     folder: Path
     lines: HeldOut
     fleet: Fleet
-    counts: dict[str, int] = field(default_factory=dict)
     on_end: Callable[[], None] = lambda: None
     """Told whenever one has ended."""
 
@@ -30,18 +35,66 @@ class Looks:
         settings = self.config.evaluation
         self.columns = Columns(graded=settings.graded, strict=settings.strict)
         self._open: dict[str, EvaluationRun] = {}
+        self._book: dict[str, dict[str, Any]] = {}
+        """Name -> its kind of weights; and its counts, once it has ended."""
 
     @property
     def done(self) -> bool:
         """Whether none is under way."""
         return not self._open
 
+    def counts(self) -> dict[str, int]:
+        """Return what all that have ended have cost together."""
+        total: Counter[str] = Counter()
+        for entry in self._book.values():
+            total.update(entry.get("counts", {}))
+        return dict(total)
+
+    def due(self, iteration: int) -> dict[str, str]:
+        """Return name -> kind of weights of what shall be looked at after an iteration; the last one has "after"."""
+        settings = self.config.evaluation
+        if not settings.every or iteration % settings.every or self._is_last(iteration):
+            return {}
+        kinds = {between(iteration): settings.weights}
+        if settings.both_kinds:
+            other = "raw" if settings.weights == "ema" else "ema"
+            kinds[f"{other}_{between(iteration)}"] = other
+        return kinds
+
+    def _is_last(self, iteration: int) -> bool:
+        return iteration == self.config.run.num_iterations
+
     def abandon(self) -> None:
         """Forget what is under way: the run goes back to a checkpoint."""
         self._open.clear()
 
+    def restart(self, consumed: int) -> None:
+        """Remember what belongs to the run's history up to `consumed`, after which it goes on."""
+        book = read_optional(self.folder, LOOKS).get("looks", {})
+        self._book = {name: entry for name, entry in book.items() if _belongs(name, consumed)}
+        self._write_book()
+
+    def unfinished(self) -> list[tuple[int, str, str]]:
+        """Return (iteration, name, kind of weights) of looks in between that began and have not ended."""
+        return [
+            (_iteration(name), name, entry["kind"])
+            for name, entry in self._book.items()
+            if BETWEEN in name and "counts" not in entry
+        ]
+
+    def begin(self, name: str, kind: str) -> None:
+        """Note, before the iteration's checkpoint is written, that there will be such a look."""
+        self._book[name] = {"kind": kind}
+        self._write_book()
+
+    def forget(self, name: str) -> None:
+        """There won't be such a look."""
+        del self._book[name]
+        self._write_book()
+
     def start(self, name: str, weights: WeightsAnswer) -> None:
-        """Begin an evaluation whose lines and pictures are kept under `name`."""
+        """Take a look that has begun; its lines and pictures are kept under `name`."""
+        assert name in self._book
         look = EvaluationRun(
             self.fleet, weights, self.lines, self.config, partial(self._on_done, name)
         )
@@ -58,13 +111,16 @@ class Looks:
         write_jsonl(evaluation_lines(self.folder, name), seen.records)
         chosen, captions = picked(seen, self.columns.graded)
         write_evaluation_pictures(self.folder, name, seen.images[chosen], chosen, captions)
-        for key, count in seen.counts.items():
-            self.counts[key] = self.counts.get(key, 0) + count
         if name.startswith(BETWEEN):
             values = [record["rewards"][self.columns.graded] for record in seen.records]
-            self._note_best(int(name.removeprefix(BETWEEN)), sum(values) / len(values))
+            self._note_best(_iteration(name), sum(values) / len(values))
+        self._book[name]["counts"] = seen.counts
+        self._write_book()
         del self._open[name]
         self.on_end()
+
+    def _write_book(self) -> None:
+        write_json(self.folder / LOOKS, {"looks": self._book})
 
     def _note_best(self, iteration: int, graded: float) -> None:
         """Remember the best look in between; its checkpoint is spared from pruning."""
@@ -80,6 +136,7 @@ class Looks:
                 )
 
 
+BEFORE, AFTER = "before", "after"
 BETWEEN = "iteration_"
 """Names of looks in between begin so, and go on with the iteration's number."""
 
@@ -87,3 +144,12 @@ BETWEEN = "iteration_"
 def between(iteration: int) -> str:
     """Return the name of the look after `iteration`."""
     return f"{BETWEEN}{iteration:06d}"
+
+
+def _iteration(name: str) -> int:
+    return int(name.partition(BETWEEN)[2])
+
+
+def _belongs(name: str, consumed: int) -> bool:
+    """Whether a look is part of the history up to `consumed`."""
+    return _iteration(name) <= consumed if BETWEEN in name else name == BEFORE

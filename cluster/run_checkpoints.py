@@ -1,11 +1,20 @@
 """Which checkpoints a run has, which one it goes on from, which ones it keeps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from cluster.backend import Backend, WeightsAnswer
+from cluster.config import RunConfig
+from cluster.remote_folder import fetched
 from cluster.remote_path import Place
 from cluster.run_folder import BEST, CHECKPOINTS, read_optional
-from learner.checkpoint import CheckpointError, latest, names, prune
+from cluster.tensor_arrays import as_arrays
+from cluster.weights import EVALUATION_VERSION
+from learner.checkpoint import CheckpointError, latest, load, names, prune
+from rollout.families.trainable import checksum, num_bytes
 
 
 @dataclass(slots=True)
@@ -40,13 +49,29 @@ class RunCheckpoints:
             )
         return found
 
-    def prune(self) -> None:
-        """Remove old ones; never the best look's, nor the one that the run would go back to now."""
+    def prune(self, needed: Sequence[int] = ()) -> None:
+        """Remove old ones; never the best look's, nor the one that the run would go back to now, nor `needed`."""
         best = read_optional(self.folder, BEST)
-        spare = [
-            _name(iteration) for iteration in (self.saved_at, best.get("iteration")) if iteration
-        ]
-        prune(self.where / CHECKPOINTS, self.keep, spare)
+        spare = [self.saved_at, best.get("iteration"), *needed]
+        prune(self.where / CHECKPOINTS, self.keep, [_name(one) for one in spare if one])
+
+
+def weights_in(checkpoint: Place, kind: str, config: RunConfig, backend: Backend) -> WeightsAnswer:
+    """Return the weights that a checkpoint holds, for an evaluation; raw ones where no averaged ones are kept.
+
+    Raises CheckpointError when it is damaged or gone.
+    """
+    with fetched(checkpoint) as folder:
+        found = load(folder)
+    live = torch.float32 if config.learner.adapter == "lora" else getattr(torch, config.model.dtype)
+    kept = (found.ema if kind == "ema" else None) or found.weights
+    tensors = {name: tensor.to(live) for name, tensor in kept.items()}
+    return WeightsAnswer(
+        tensors=backend.store(as_arrays(tensors)),
+        version=EVALUATION_VERSION,
+        checksum=checksum(tensors),
+        num_bytes=num_bytes(tensors),
+    )
 
 
 def _name(iteration: int) -> str:

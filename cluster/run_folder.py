@@ -29,6 +29,7 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 WEIGHTS = "weights"
 BEST = "best.json"
+LOOKS = "evaluation/looks.json"
 
 
 def evaluation_lines(run_dir: Path, name: str) -> Path:

@@ -14,7 +14,11 @@ class RunState:
     attempts: dict[str, int] = field(default_factory=dict)
     """How often the group of a position under way was dropped, by position."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    evaluation_counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     elapsed_s: float = 0.0
     rollbacks: int = 0
+
+    def begun_anew(self) -> "RunState":
+        """Return the state of a run that goes back to its beginning, keeping the evaluation before it."""
+        kept = {name: s for name, s in self.seconds.items() if name == "evaluation_before"}
+        return RunState(incarnation=self.incarnation + 1, rollbacks=self.rollbacks, seconds=kept)

@@ -14,12 +14,9 @@ from cluster.costs import step_plan
 from cluster.fleet import Fleet, make_fleet, start_fleet
 from cluster.remote_folder import run_fetched
 from cluster.remote_path import place_at
+from cluster.run_checkpoints import weights_in
 from cluster.run_folder import CHECKPOINTS, CONFIG
-from cluster.tensor_arrays import as_arrays
-from cluster.weights import EVALUATION_VERSION
 from learner.checkpoint import MANIFEST, check, described, latest
-from learner.checkpoint import load as load_checkpoint
-from rollout.families.trainable import checksum, num_bytes
 from rollout.records import AdapterSpec
 
 MODEL_INDEX = "model_index.json"
@@ -107,18 +104,9 @@ def opened(
         fleet = make_fleet(config, backend)
         with user_mistakes():
             start_fleet(config, fleet, with_rewards=with_rewards)
-        weights = _weights(target.checkpoint, config, backend) if target.checkpoint else None
+        weights = None
+        if target.checkpoint:
+            weights = weights_in(target.checkpoint, config.evaluation.weights, config, backend)
         yield config, fleet, weights
     finally:
         backend.close()
-
-
-def _weights(checkpoint: Path, config: RunConfig, backend: RayBackend) -> WeightsAnswer:
-    found = load_checkpoint(checkpoint)
-    tensors = dict((found.ema if config.evaluation.weights == "ema" else None) or found.weights)
-    return WeightsAnswer(
-        tensors=backend.store(as_arrays(tensors)),
-        version=EVALUATION_VERSION,
-        checksum=checksum(tensors),
-        num_bytes=num_bytes(tensors),
-    )

@@ -14,10 +14,9 @@ from cluster.controller import Controller, StartPoint
 from cluster.costs import step_plan
 from cluster.curves import curves_png
 from cluster.evaluation import held_out
-from cluster.evaluation_table import build_section, read_jsonl
 from cluster.fleet import make_fleet, start_fleet
 from cluster.iteration import IterationRecord
-from cluster.looks import Looks, between
+from cluster.looks import AFTER, BEFORE, Looks
 from cluster.metrics_row import metrics_row
 from cluster.open_run import control_name, write_start
 from cluster.pictures import write_trajectory_picture
@@ -25,7 +24,7 @@ from cluster.progress import Progress
 from cluster.remote_folder import RunPlace
 from cluster.remote_path import Place
 from cluster.report import write_report
-from cluster.run_checkpoints import RunCheckpoints
+from cluster.run_checkpoints import RunCheckpoints, weights_in
 from cluster.run_folder import (
     BEST,
     METRICS,
@@ -38,7 +37,8 @@ from cluster.run_folder import (
     write_json,
 )
 from cluster.run_state import COUNTS, RunState
-from learner.checkpoint import described
+from cluster.summary import build_summary
+from learner.checkpoint import CheckpointError, described
 from learner.credit.base import ScoredStates
 from rollout.prompts import PromptSource
 from rollout.trajectory import write_ipc
@@ -111,8 +111,7 @@ class TrainingRun:
             folder_token=self.token,
         )
         self.fleet = make_fleet(self.config, self.backend)
-        counts = self.state.evaluation_counts
-        self.looks = Looks(self.config, self.folder, self.held_out, self.fleet, counts)
+        self.looks = Looks(self.config, self.folder, self.held_out, self.fleet)
 
     def start(self) -> None:
         """Start the actors, canaries checked; load the last checkpoint if there is one."""
@@ -169,15 +168,13 @@ class TrainingRun:
             self.progress.note("no checkpoint yet: beginning anew")
             for name in (METRICS, BEST):
                 (self.folder / name).unlink(missing_ok=True)
-            self.state = RunState(
-                incarnation=self.state.incarnation + 1, rollbacks=self.state.rollbacks
-            )
+            self.state = self.state.begun_anew()
             self._older = []
         else:
             answer = self.fleet.events.answer(self.backend.load_checkpoint(str(found)))
             self._adopt(found, *answer)
         self.checkpoints.saved_at = self.consumed
-        self.looks.counts = self.state.evaluation_counts
+        self.looks.restart(self.consumed)
 
     def _adopt(self, found: Place, state: dict[str, Any], older: list[WeightsAnswer]) -> None:
         before = self.state
@@ -189,7 +186,7 @@ class TrainingRun:
                 f"run.num_iterations = {self.config.run.num_iterations}, but {described(found)} is "
                 f"{self.consumed} iterations in; set it higher"
             )
-        if not evaluation_lines(self.folder, "before").exists():
+        if not evaluation_lines(self.folder, BEFORE).exists():
             raise ConfigError(
                 f"{self.place.where} has lost its evaluation/before.jsonl, which can't be made again now"
             )
@@ -232,10 +229,10 @@ class TrainingRun:
                 self._roll_back(lost)
 
     def _go(self) -> dict[str, Any]:
-        if self.consumed == 0 and not evaluation_lines(self.folder, "before").exists():
-            self._evaluate("before", "raw")
+        if self.consumed == 0 and not evaluation_lines(self.folder, BEFORE).exists():
+            self._evaluate(BEFORE, "raw")
         self._train()
-        self._evaluate("after", self.config.evaluation.weights)
+        self._evaluate(AFTER, self.config.evaluation.weights)
         return self._finish()
 
     def _roll_back(self, lost: PartLost) -> None:
@@ -263,12 +260,32 @@ class TrainingRun:
     def _evaluate(self, name: str, kind: str) -> None:
         """Evaluate with the learner's weights of that kind, and keep lines and pictures under `name`."""
         with self.phase(f"evaluation_{name}"):
+            self.looks.begin(name, kind)
             self.looks.start(name, self.fleet.events.answer(self.backend.weights(kind)))
+            self.looks.wait()
+            self.place.push()
+
+    def _look_again(self) -> None:
+        """Take the looks in between that an earlier process, or incarnation, did not live to see the end of."""
+        unfinished = self.looks.unfinished()
+        if not unfinished:
+            return
+        with self.phase("evaluation_between"):
+            for iteration, name, kind in unfinished:
+                place = self.checkpoints.path(iteration)
+                try:
+                    weights = weights_in(place, kind, self.config, self.backend)
+                except CheckpointError as error:
+                    self.progress.note(f"evaluation {name} can't be done again: {error}")
+                    self.looks.forget(name)
+                else:
+                    self.looks.start(name, weights)
             self.looks.wait()
             self.place.push()
 
     def _train(self) -> None:
         """Run the controller to the last iteration."""
+        self._look_again()
         self.progress.phase("training")
         attempts = {int(position): n for position, n in self.state.attempts.items()}
         start = StartPoint(
@@ -322,17 +339,12 @@ class TrainingRun:
 
     def _look_if_due(self) -> bool:
         """Look at the held-out prompts in between. Without a lag nobody samples meanwhile; no iteration is timed."""
-        settings, iteration = self.config.evaluation, self.consumed
-        last = self.config.run.num_iterations
-        if not settings.every or iteration % settings.every or iteration == last:
+        kinds = self.looks.due(self.consumed)
+        if not kinds:
             return False
         controller, began = self.controller, time.monotonic()
         assert controller is not None
         controller.held = not self.config.run.max_policy_lag
-        kinds = {between(iteration): settings.weights}
-        if settings.both_kinds:
-            other = "raw" if settings.weights == "ema" else "ema"
-            kinds[f"{other}_{between(iteration)}"] = other
         waiting = set(kinds)
 
         def go_on() -> None:
@@ -345,6 +357,7 @@ class TrainingRun:
 
         self.looks.on_end = go_on
         for name, kind in kinds.items():
+            self.looks.begin(name, kind)
 
             def start(weights: WeightsAnswer, name: str = name) -> None:
                 waiting.discard(name)
@@ -357,11 +370,14 @@ class TrainingRun:
         assert self.controller is not None
         self.state.attempts = {str(p): n for p, n in self.controller.buffer.attempts.items()}
         state = asdict(self.state) | {"elapsed_s": self.elapsed_s}
-        self.checkpoints.prune()
+        self._prune()
         self.place.push()  # first: a checkpoint finds the metrics that lead to it
         folder, older = self.checkpoints.path(self.consumed), self.controller.store.older()
         self.checkpoints.saved_at = self.consumed
         return self.backend.save_checkpoint(str(folder), state, older)
+
+    def _prune(self) -> None:
+        self.checkpoints.prune([iteration for iteration, *_ in self.looks.unfinished()])
 
     # finish
 
@@ -370,19 +386,8 @@ class TrainingRun:
         kind = self.config.evaluation.weights
         with self.phase("export"):
             self.fleet.events.answer(self.backend.export(str(self.place.where / WEIGHTS), kind))
-            self.checkpoints.prune()
-        before = read_jsonl(evaluation_lines(self.folder, "before"))
-        after = read_jsonl(evaluation_lines(self.folder, "after"))
-        summary = {
-            "status": "finished",
-            "iterations": self.consumed,
-            "weights": kind,
-            "evaluation": build_section(before, after, self.looks.columns),
-            "counts": self.state.counts,
-            "evaluation_counts": self.state.evaluation_counts,
-            "seconds": {**self.state.seconds, "total": self.elapsed_s},
-            "rollbacks": self.state.rollbacks,
-        }
+            self._prune()
+        summary = build_summary(self.folder, self.config, self.state, self.looks, self.elapsed_s)
         write_json(self.folder / SUMMARY, summary)
         curves_png(self.folder)
         write_report(self.folder)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.cli import main
 from cluster.config import ConfigError, dump, load
 
 CONFIGS = sorted(Path("configs").glob("*.toml"))
@@ -16,6 +17,12 @@ def test_every_shipped_config_parses_and_survives_being_written(path, tmp_path):
     written = tmp_path / "config.toml"
     written.write_text(dump(config))
     assert load(written) == config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=str)
+def test_every_shipped_config_plans(path, capsys):
+    assert main(["plan", str(path)]) == 0
+    assert "network calls" in capsys.readouterr().out
 
 
 def test_an_override_wins_over_the_file():

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,13 @@ from cluster.open_run import open_folder
 from cluster.remote_folder import fetched, written
 from cluster.remote_path import place_at
 from cluster.run_folder import read_metrics
+from cluster.tensor_arrays import as_tensors
 from cluster.training_run import RunGivenUp, TrainingRun
 from learner.checkpoint import CheckpointError, latest, names
 from learner.checkpoint import load as load_checkpoint
 from learner.checkpoint import save as save_checkpoint
 from rewards.base import RewardValues
+from rollout.families.trainable import checksum
 from rollout.records import EvaluationImages, WeightReport
 from rollout.stats import RolloutStats
 from tests.fake_backend import LEARNER, FakeBackend
@@ -42,6 +45,10 @@ class StoringBackend(FakeBackend):
         """(Iterations behind a checkpoint, metrics rows that its run folder had when it was written.)"""
         self.breaks_at = 0
         """Version after which the learner raises instead of training."""
+        self.older: dict[str, list[WeightsAnswer]] = {}
+        """The older versions beside each checkpoint; gone with this process."""
+        self.is_blind = False
+        """Whether drawing held-out images raises."""
 
     def sample_images(self, worker, prompts, noise_ids, num_steps, guidance_scale, noise_seed):
         assert self.loaded[worker] == -1, "an evaluation's weights have no version"
@@ -51,7 +58,13 @@ class StoringBackend(FakeBackend):
             initial_latents=np.zeros((count, 2), np.float32),
             stats=RolloutStats(num_images=count),
         )
-        return self._later(("worker", worker), "sample", lambda: drawn)
+
+        def answer() -> EvaluationImages:
+            if self.is_blind:
+                raise RuntimeError(GOING_ON)
+            return drawn
+
+        return self._later(("worker", worker), "evaluate", answer)
 
     def score(self, reward, replica, previews, request):
         if request is not None:
@@ -70,7 +83,8 @@ class StoringBackend(FakeBackend):
     def load_weights(self, worker, version, tensors):
         def answer() -> WeightReport:
             self.loaded[worker] = version
-            return WeightReport(version=version, num_tensors=1, checksum=tensors)
+            found = tensors if isinstance(tensors, str) else checksum(as_tensors(tensors))
+            return WeightReport(version=version, num_tensors=1, checksum=found)
 
         return self._later(("worker", worker), "load", answer)
 
@@ -89,6 +103,7 @@ class StoringBackend(FakeBackend):
             content = replace(example(self.version, numel=2), ema=None, state=state)
             with written(folder) as place:
                 save_checkpoint(Path(place), content)
+            self.older[folder] = list(older)
 
         return self._later(LEARNER, "save", save)
 
@@ -97,7 +112,7 @@ class StoringBackend(FakeBackend):
             with fetched(place_at(folder)) as place:
                 found = load_checkpoint(place)
             self.version = found.policy_version
-            return found.state, []
+            return found.state, self.older.get(folder, [])
 
         return self._later(LEARNER, "load", load_)
 
@@ -261,6 +276,101 @@ def test_before_its_first_checkpoint_a_run_is_begun_anew(config, tmp_path):
     run, _ = started(config())
     assert run.consumed == 0
     assert read_metrics(tmp_path / "run") == []
+    assert run.go()["evaluation_counts"]["images"] == 2 * 3, "the one before counts as well"
+
+
+def test_a_learner_lost_before_the_first_checkpoint_keeps_the_evaluation_before(config):
+    run, backend = started(config())
+    killed = []
+
+    def die_once(part, kind):
+        if kind == "learn" and backend.version == 1 and not killed:
+            killed.append(part)
+            return True
+        return False
+
+    backend.dying = die_once
+    summary = run.go()
+    assert summary["rollbacks"] == 1
+    assert "evaluation_before" in summary["seconds"]
+    assert summary["evaluation_counts"]["images"] == 2 * 3
+
+
+LOOK = ["evaluation.every=2", "evaluation.both_kinds=true", "run.num_iterations=6"]
+
+
+def looks_of(folder):
+    return sorted(path.name for path in (folder / "evaluation").glob("*iteration_*.jsonl"))
+
+
+WANTED = [f"{kind}iteration_{n:06d}.jsonl" for kind in ("", "raw_") for n in (2, 4)]
+
+
+def test_a_look_that_the_process_did_not_outlive_is_taken_again(config, tmp_path):
+    more = [*LOOK, "run.keep_checkpoints=1"]
+    run, backend = started(config(*more))
+    begin = run.looks.begin
+
+    def blinded(name, kind):
+        begin(name, kind)
+        backend.is_blind = name.endswith("000004")
+
+    run.looks.begin = blinded
+    with pytest.raises(RuntimeError, match=GOING_ON):
+        run.go()
+    assert looks_of(tmp_path / "run") == [name for name in WANTED if "000002" in name]
+    assert json.loads((tmp_path / "run" / "best.json").read_text())["iteration"] == 2
+    again, _ = started(config(*more))
+    summary = again.go()
+    assert looks_of(tmp_path / "run") == WANTED
+    assert summary["evaluation_counts"]["images"] == (2 + 2 * 2) * 3
+    assert again.looks.unfinished() == []
+
+
+def test_a_slow_look_is_taken_again_after_a_roll_back(config, tmp_path):
+    """The learner dies while it trains on beside a look; the checkpoint of the look's iteration is still there."""
+    run, backend = started(
+        config(*LOOK, "run.max_policy_lag=1", "run.checkpoint_every=1", "run.keep_checkpoints=1")
+    )
+    usual = backend.seconds
+    run._evaluate("before", "raw")
+    backend.seconds = lambda kind: 1000.0 if kind == "evaluate" else usual(kind)
+    killed = []
+
+    def die_once(part, kind):
+        if kind == "learn" and backend.version == 3 and not killed:
+            killed.append(part)
+            backend.seconds = usual
+            return True
+        return False
+
+    backend.dying = die_once
+    summary = run.go()
+    assert killed
+    assert summary["rollbacks"] == 1
+    assert looks_of(tmp_path / "run") == WANTED
+    assert summary["evaluation_counts"]["images"] == (2 + 2 * 2) * 3
+
+
+def test_a_look_whose_checkpoint_is_gone_is_left_out_and_said(config, tmp_path, capsys):
+    run, backend = started(config(*LOOK))
+    begin = run.looks.begin
+
+    def blinded(name, kind):
+        begin(name, kind)
+        backend.is_blind = name.endswith("000002")
+
+    run.looks.begin = blinded
+    with pytest.raises(RuntimeError, match=GOING_ON):
+        run.go()
+    again, _ = started(config(*LOOK))
+    assert again.consumed == 2
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_000002")
+    again.go()
+    assert "evaluation iteration_000002 can't be done again" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert looks_of(tmp_path / "run") == [name for name in WANTED if "000004" in name]
 
 
 def test_an_upload_that_did_not_end_is_no_reason_to_refuse(config):
