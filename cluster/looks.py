@@ -20,6 +20,10 @@ from cluster.pictures import write_evaluation_pictures
 from cluster.run_folder import BEST, LOOKS, evaluation_lines, read_optional, write_json
 
 
+def _nothing() -> None:
+    """Where nobody waits."""
+
+
 @dataclass
 class Looks:
     """Evaluates and writes."""
@@ -28,7 +32,7 @@ class Looks:
     folder: Path
     lines: HeldOut
     fleet: Fleet
-    on_end: Callable[[], None] = lambda: None
+    on_end: Callable[[], None] = _nothing
     """Told whenever one has ended."""
 
     def __post_init__(self) -> None:
@@ -53,7 +57,8 @@ class Looks:
     def due(self, iteration: int) -> dict[str, str]:
         """Return name -> kind of weights of what shall be looked at after an iteration; the last one has "after"."""
         settings = self.config.evaluation
-        if not settings.every or iteration % settings.every or self._is_last(iteration):
+        last = self.config.run.num_iterations
+        if not settings.every or iteration % settings.every or iteration == last:
             return {}
         kinds = {between(iteration): settings.weights}
         if settings.both_kinds:
@@ -61,12 +66,10 @@ class Looks:
             kinds[f"{other}_{between(iteration)}"] = other
         return kinds
 
-    def _is_last(self, iteration: int) -> bool:
-        return iteration == self.config.run.num_iterations
-
     def abandon(self) -> None:
-        """Forget what is under way: the run goes back to a checkpoint."""
+        """Forget what is under way, and who waits for its end: the run goes back to a checkpoint."""
         self._open.clear()
+        self.on_end = _nothing
 
     def restart(self, consumed: int) -> None:
         """Remember what belongs to the run's history up to `consumed`, after which it goes on."""

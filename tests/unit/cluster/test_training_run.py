@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.backend import ScoreAnswer, WeightsAnswer
+from cluster.backend import PartLost, ScoreAnswer, WeightsAnswer
 from cluster.config import ConfigError, load, user_mistakes
 from cluster.open_run import open_folder
 from cluster.remote_folder import fetched, written
@@ -124,9 +124,6 @@ class StoringBackend(FakeBackend):
 
         return self._later(LEARNER, "export", export)
 
-    def close(self):
-        self.loaded.clear()
-
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path, monkeypatch):
@@ -186,6 +183,35 @@ def broken_off(config, after):
     with pytest.raises(RuntimeError, match=GOING_ON):
         run.go()
     return run, backend
+
+
+def dies_once(backend, version, meanwhile=lambda: None):
+    """Have the learner die, once, of training from a version; the list that is returned holds it then."""
+    killed = []
+
+    def dying(part, kind):
+        if kind != "learn" or backend.version != version or killed:
+            return False
+        meanwhile()
+        killed.append(part)
+        return True
+
+    backend.dying = dying
+    return killed
+
+
+def breaks_in_a_look(config, iteration):
+    """A run whose process ended within its look after an iteration; nothing was tidied up."""
+    run, backend = started(config)
+    begin = run.looks.begin
+
+    def blinded(name, kind):
+        begin(name, kind)
+        backend.is_blind = name.endswith(f"{iteration:06d}")
+
+    run.looks.begin = blinded
+    with pytest.raises(RuntimeError, match=GOING_ON):
+        run.go()
 
 
 def damage(checkpoint):
@@ -252,16 +278,8 @@ def test_a_run_without_any_whole_checkpoint_is_not_begun_anew(config, kept_at):
 
 def test_a_roll_back_to_no_whole_checkpoint_ends_the_run_and_deletes_nothing(config, tmp_path):
     run, backend = started(config())
-    killed = []
-
-    def damage_and_die(part, kind):
-        if kind == "learn" and backend.version == 3 and not killed:
-            damage(tmp_path / "run" / "checkpoints" / "step_000002")
-            killed.append(part)
-            return True
-        return False
-
-    backend.dying = damage_and_die
+    newest = tmp_path / "run" / "checkpoints" / "step_000002"
+    dies_once(backend, version=3, meanwhile=lambda: damage(newest))
     with (
         pytest.warns(UserWarning, match="passing over a checkpoint"),
         pytest.raises(CheckpointError, match="none of them is whole"),
@@ -281,15 +299,7 @@ def test_before_its_first_checkpoint_a_run_is_begun_anew(config, tmp_path):
 
 def test_a_learner_lost_before_the_first_checkpoint_keeps_the_evaluation_before(config):
     run, backend = started(config())
-    killed = []
-
-    def die_once(part, kind):
-        if kind == "learn" and backend.version == 1 and not killed:
-            killed.append(part)
-            return True
-        return False
-
-    backend.dying = die_once
+    dies_once(backend, version=1)
     summary = run.go()
     assert summary["rollbacks"] == 1
     assert "evaluation_before" in summary["seconds"]
@@ -308,16 +318,7 @@ WANTED = [f"{kind}iteration_{n:06d}.jsonl" for kind in ("", "raw_") for n in (2,
 
 def test_a_look_that_the_process_did_not_outlive_is_taken_again(config, tmp_path):
     more = [*LOOK, "run.keep_checkpoints=1"]
-    run, backend = started(config(*more))
-    begin = run.looks.begin
-
-    def blinded(name, kind):
-        begin(name, kind)
-        backend.is_blind = name.endswith("000004")
-
-    run.looks.begin = blinded
-    with pytest.raises(RuntimeError, match=GOING_ON):
-        run.go()
+    breaks_in_a_look(config(*more), iteration=4)
     assert looks_of(tmp_path / "run") == [name for name in WANTED if "000002" in name]
     assert json.loads((tmp_path / "run" / "best.json").read_text())["iteration"] == 2
     again, _ = started(config(*more))
@@ -335,16 +336,7 @@ def test_a_slow_look_is_taken_again_after_a_roll_back(config, tmp_path):
     usual = backend.seconds
     run._evaluate("before", "raw")
     backend.seconds = lambda kind: 1000.0 if kind == "evaluate" else usual(kind)
-    killed = []
-
-    def die_once(part, kind):
-        if kind == "learn" and backend.version == 3 and not killed:
-            killed.append(part)
-            backend.seconds = usual
-            return True
-        return False
-
-    backend.dying = die_once
+    killed = dies_once(backend, version=3, meanwhile=lambda: setattr(backend, "seconds", usual))
     summary = run.go()
     assert killed
     assert summary["rollbacks"] == 1
@@ -352,17 +344,34 @@ def test_a_slow_look_is_taken_again_after_a_roll_back(config, tmp_path):
     assert summary["evaluation_counts"]["images"] == (2 + 2 * 2) * 3
 
 
+def test_a_look_that_is_taken_again_does_not_wake_the_controller_before_the_roll_back(config):
+    """Without a lag the controller waits for the look; the look's weights go away with their node meanwhile."""
+    run, backend = started(config(*LOOK, "rollout.workers=1"))
+    usual, lost = backend.load_weights, []
+
+    def load_weights(worker, version, tensors):
+        if version != -1 or backend.version != 2 or lost:
+            return usual(worker, version, tensors)
+        lost.append(worker)
+
+        def answer() -> WeightReport:
+            raise PartLost("the node is gone", is_data=True)
+
+        return backend._later(("worker", worker), "slow", answer)
+
+    quick = backend.seconds
+    backend.seconds = lambda kind: 100.0 if kind == "slow" else quick(kind)
+    backend.load_weights = load_weights
+    summary = run.go()
+    assert lost
+    assert summary["rollbacks"] == 1
+    assert [group for batch in backend.trained for group, _ in batch] == list(range(6 * 4))
+    assert [row["incarnation"] for row in read_metrics(run.folder)] == [0, 0, 1, 1, 1, 1]
+    assert summary["evaluation_counts"]["images"] == (2 + 2 * 2) * 3
+
+
 def test_a_look_whose_checkpoint_is_gone_is_left_out_and_said(config, tmp_path, capsys):
-    run, backend = started(config(*LOOK))
-    begin = run.looks.begin
-
-    def blinded(name, kind):
-        begin(name, kind)
-        backend.is_blind = name.endswith("000002")
-
-    run.looks.begin = blinded
-    with pytest.raises(RuntimeError, match=GOING_ON):
-        run.go()
+    breaks_in_a_look(config(*LOOK), iteration=2)
     again, _ = started(config(*LOOK))
     assert again.consumed == 2
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_000002")
@@ -431,15 +440,7 @@ def test_the_checkpoint_that_a_run_went_back_to_is_kept_until_there_is_a_newer_w
 def test_a_lost_learner_goes_back_to_a_checkpoint_at_a_url(config):
     url = f"memory://{uuid.uuid4().hex}/run"
     run, backend = started(config(f'run.dir="{url}"'))
-    killed = []
-
-    def die_once(part, kind):
-        if kind == "learn" and backend.version == 3 and not killed:
-            killed.append(part)
-            return True
-        return False
-
-    backend.dying = die_once
+    killed = dies_once(backend, version=3)
     run.go()
     run.place.close()
     assert run.state.rollbacks == 1
