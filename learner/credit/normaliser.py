@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.registry import load_object
+from rollout.registry import load_object
 
 Scope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
