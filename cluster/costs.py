@@ -171,14 +171,19 @@ def _memory(config: RunConfig, plan: StepPlan, costs: Costs) -> Table:
     )
     width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.model.dtype]
     latent = math.prod(family.latent_shape)
+    version = trained * (4 if settings.adapter == "lora" else width)
+    states = costs.images * (plan.num_steps + 1) * latent * 4
+    in_flight = config.run.max_policy_lag + 1
+    copied = settings.adapter == "full" and config.objective.kl_weight > 0
     rows = {
         f"network, {frozen:,} parameters": frozen * width,
         f"trained, {trained:,} parameters: weights in float32": trained * 4,
         "  their gradients, in float32": trained * 4,
         "  their Adam moments, in float32": trained * 8,
         "  their average (EMA), in float32": trained * 4 if settings.ema_decay else 0,
-        "one published version": trained * 4,
-        "one batch's states in the object store": costs.images * (plan.num_steps + 1) * latent * 4,
+        "  the network that KL refers to": frozen * width if copied else 0,
+        f"published versions, {in_flight} in flight": in_flight * version,
+        f"batches' states in the object store, {in_flight} in flight": in_flight * states,
     }
     table = _table("Memory estimate", "what", "MB")
     for name, num_bytes in rows.items():

@@ -425,3 +425,20 @@ def test_a_page_outside_the_repository_is_seen() -> None:
         "3: ../shared/design.md is not in the repository",
         "3: docs/style.md is not in the repository",
     ]
+
+
+def test_sections_of_the_papers_page_that_sources_name_exist() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^## (\d+) ", page, re.MULTILINE))
+    named = {
+        (path.relative_to(ROOT).as_posix(), number)
+        for folder in ("rollout", "learner", "rewards", "cluster", "tests", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        for numbers in re.findall(
+            r"papers\.md\s+sections?\s+(\w+(?: \(\w\))?(?:(?:,| and)(?: section)? \d+\w*)*)",
+            path.read_text(encoding="utf-8"),
+        )
+        for number in re.findall(r"\d+\w*", numbers)
+    }
+    assert len(named) > 20
+    assert {name for name in named if name[1] not in known} == set()

@@ -11,7 +11,7 @@ from learner.credit.gae import Gae
 from learner.credit.gain import Gain
 from learner.credit.normaliser import NORMALISERS, Advantages, find_scope, normalise
 from learner.credit.outcome import Outcome
-from learner.registry import load_object
+from rollout.registry import load_object
 
 CREDIT_RULES: dict[str, type[CreditRule]] = {"outcome": Outcome, "gain": Gain, "gae": Gae}
 

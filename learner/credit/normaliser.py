@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.registry import load_object
+from rollout.registry import load_object
 
 Scope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -53,7 +53,7 @@ def joint(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def per_step(raw: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and std over the N trained credits of each transition (docs/papers.md section 0,
+    """Mean and std over the N trained credits of each transition (docs/papers.md section 3,
     DenseGRPO)."""
     return _mean_and_std(raw, trained, (1,))
 

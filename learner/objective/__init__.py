@@ -7,7 +7,7 @@ A new objective: one file with a class that satisfies `Objective`, and one line 
 from learner.config import ObjectiveConfig
 from learner.objective.base import Objective, ObjectiveOutput
 from learner.objective.ppo import PpoClip
-from learner.registry import load_object
+from rollout.registry import load_object
 
 OBJECTIVES: dict[str, type[Objective]] = {"ppo_clip": PpoClip}
 

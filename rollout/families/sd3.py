@@ -4,6 +4,7 @@ Its conventions, which end here: timesteps in 0 .. num_train_timesteps (1000), l
 away from the autoencoder's, images in [-1, 1] with channels first, half-precision outputs.
 """
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,8 @@ from rollout.families.base import Conditioning, Family, Part
 from rollout.families.folder import MODEL_INDEX, lacks, model_index, pipeline_folder
 from rollout.families.trainable import load_tensors, make_trainable_full
 from rollout.flow.schedule import shifted_times
+
+log = logging.getLogger(__name__)
 
 TEXT_PARTS = (
     "text_encoder",
@@ -71,6 +74,8 @@ class SD3Family(Family):
         self._shift: float = scheduler["shift"]
         self._num_train_timesteps: int = scheduler["num_train_timesteps"]
         self.latent_shape = (settings["in_channels"], size, size)
+        self._cut: set[str] = set()
+        """Prompts that were said to be too long."""
 
     @classmethod
     def load(
@@ -125,11 +130,12 @@ class SD3Family(Family):
     @torch.no_grad()
     def encode_prompts(self, prompts: list[str]) -> Conditioning:
         """Return {"prompt_embeds": [B, L, D], "pooled": [B, P]}, float32, by the pipeline's own
-        encode_prompt."""
+        encode_prompt. A prompt that is longer than every text encoder reads is logged, once."""
         if self._pipeline.text_encoder is None:
             raise ValueError(
                 "this family was loaded without its text encoders; add 'text' to parts"
             )
+        self._warn_of_cut(prompts)
         device = self._pipeline.text_encoder.device
         prompt_embeds, _, pooled, _ = self._pipeline.encode_prompt(
             prompt=prompts,
@@ -142,6 +148,19 @@ class SD3Family(Family):
         assert prompt_embeds is not None
         assert pooled is not None
         return {"prompt_embeds": prompt_embeds.float(), "pooled": pooled.float()}
+
+    def _warn_of_cut(self, prompts: list[str]) -> None:
+        """With a T5, what CLIP doesn't read is not lost."""
+        tokenizer, most = self._pipeline.tokenizer_3, self._config.max_sequence_length
+        if tokenizer is None:
+            tokenizer, most = self._pipeline.tokenizer, self._pipeline.tokenizer_max_length
+        for prompt in set(prompts) - self._cut:
+            count = len(tokenizer(prompt, truncation=False).input_ids)
+            if count > most:
+                self._cut.add(prompt)
+                log.warning(
+                    "the text encoders read %d of %d tokens of the prompt %r", most, count, prompt
+                )
 
     def velocity(
         self, network: nn.Module, x_t: Tensor, t: Tensor, conditioning: Conditioning

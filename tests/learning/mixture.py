@@ -1,5 +1,5 @@
 """A two-dimensional world in which everything is known: data from a mixture of three Gaussians, the
-reward -x/2 + 3 of the point's first coordinate (docs/papers.md sections 6 (g) and 15).
+reward -x/2 + 3 of the point's first coordinate.
 
 The reference policy is the mixture's exact velocity, the trained one adds a small network to it.
 With the reward linear, the KL-regularised optimum p_ref exp(r / beta) is again a mixture of

@@ -152,7 +152,12 @@ def test_plan_prints_the_batch_arithmetic(capsys, model):
         == 0
     )
     text = capsys.readouterr().out
-    for words in ("rollout workers", "network calls", "reward calls", "one published version"):
+    for words in (
+        "rollout workers",
+        "network calls",
+        "reward calls",
+        "published versions, 1 in flight",
+    ):
         assert words in text
 
 

@@ -1,12 +1,15 @@
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusion3Pipeline
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rollout.config import ModelConfig
@@ -226,3 +229,40 @@ def test_fully_trained_weights_draw_the_same_in_plain_diffusers(
 def test_full_export_refuses_another_networks_tensors(tiny_sd3: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trainable tensors: missing context_embedder\.bias"):
         load(tiny_sd3, "network").save_full(tmp_path, {"x": torch.zeros(1)})
+
+
+class OneTokenAWord:
+    """A T5's tokenizer."""
+
+    def __call__(self, prompt: str, truncation: bool) -> SimpleNamespace:
+        assert not truncation
+        return SimpleNamespace(input_ids=prompt.split())
+
+
+def test_a_prompt_that_is_cut_is_said_once(
+    tiny_sd3: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    family, long = load(tiny_sd3, "text"), " ".join(["a red circle"] * 12)
+    for _ in range(2):
+        family.encode_prompts([long, "a red circle"])
+    (said,) = (r.getMessage() for r in caplog.records if r.name == "rollout.families.sd3")
+    assert re.search(r"read 16 of \d\d+ tokens of the prompt 'a red circle a", said)
+    caplog.clear()
+    family = SD3Family.load(
+        ModelConfig(path=str(tiny_sd3), max_sequence_length=30), CPU, parts=("text",)
+    )
+    family._pipeline.tokenizer_3 = OneTokenAWord()
+    family._warn_of_cut([" ".join(["word"] * 30)])
+    assert not caplog.records, "T5 reads what CLIP does not"
+    family._warn_of_cut([" ".join(["word"] * 31)])
+    assert "read 30 of 31 tokens" in caplog.records[0].getMessage()
+
+
+def test_a_folder_with_pickled_weights_only_is_refused(tiny_sd3: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(tiny_sd3, folder)
+    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    torch.save(load_file(weights), weights.with_suffix(".bin"))
+    weights.unlink()
+    with pytest.raises((OSError, ValueError), match="safetensors"):
+        load(folder)

@@ -1,4 +1,4 @@
-"""Do the kernels keep the data's law? docs/papers.md section 0, second table.
+"""Do the kernels keep the data's law? docs/papers.md section 0, second table of numbers.
 
 Data N(0, s0^2) with its exact velocity, which is linear in x: the state stays Gaussian with mean 0,
 so its std follows from a recursion, without sampling.

@@ -77,7 +77,7 @@ def test_flow_sde_adds_the_excess_of_the_table() -> None:
     ],
 )  # fmt: skip
 def test_std_of_each_step_is_that_of_the_table(name: str, eta: float, first_step, table) -> None:
-    """docs/papers.md section 0; the clamped first step is from section 15b."""
+    """docs/papers.md section 0, first table of numbers."""
     stds = [coefficients(name, i, eta, first_step).std for i in STEPS]
     assert stds == pytest.approx(table, abs=6e-4)
     assert [std == 0 for std in stds] == [value == 0 for value in table]
