@@ -6,7 +6,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import (
-    ActorAlreadyExistsError,
     ActorPlacementGroupRemoved,
     NodeDiedError,
     ObjectLostError,
@@ -20,7 +19,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.actors import (
-    ControlActor,
     LearnerActor,
     RewardActor,
     RolloutActor,
@@ -32,10 +30,8 @@ from cluster.config import RunConfig
 from learner.credit.base import ScoredStates
 from rollout.records import AdapterSpec, SliceRequest
 
-NAMESPACE = "flowcredit"
-"""Ray namespace of the named control actors."""
-NAME_TAKEN_S = 20.0
-"""How long a run's name may still be taken by a driver that has ended."""
+RANK_LOSS_S = 30.0
+"""How long after a rank's error another rank may turn out to be gone, and so to be its reason."""
 GONE = (
     RayActorError,
     WorkerCrashedError,
@@ -56,13 +52,14 @@ class RayBackend:
         run_dir: str,
         *,
         adapter: AdapterSpec | None = None,
-        control_name: str | None = None,
+        control: Any = None,
         folder_token: str = "",
     ):
         """`adapter` is what the workers train on their network; none takes the config's.
 
-        `control_name` makes the run's control actor known under that name. `run_dir` is the run folder, a path or
-        URL; with `folder_token` every learner rank must find that token in it, or it does not start.
+        `control` is the run's control actor (`cluster.actors_control`), for a run that takes commands. `run_dir` is the
+        run folder, a path or URL; with `folder_token` every learner rank must find that token in it, or it does not
+        start.
         """
         self.config, self.scored_states, self.run_dir = config, scored_states, run_dir
         self.adapter = adapter or adapter_spec(config)
@@ -71,8 +68,7 @@ class RayBackend:
         self.ranks: list[Any] = []
         self._group: PlacementGroup | None = None
         """The learner ranks' placement group."""
-        self._control: Any = None
-        self._control_name = control_name
+        self._control = control
         self._folder_token = folder_token
         self._rewards = {reward.name: reward for reward in config.rewards.components}
         self._as_answer: dict[Any, Callable[[Any], Any]] = {}
@@ -158,27 +154,18 @@ class RayBackend:
 
     def close(self) -> None:
         """End all actors."""
-        for actor in [*self.workers.values(), *self.replicas.values(), self._control]:
-            if actor is not None:
-                ray.kill(actor)
+        for actor in [*self.workers.values(), *self.replicas.values()]:
+            ray.kill(actor)
         self._end_learner()
-        self.workers, self.replicas, self._control = {}, {}, None
+        self.workers, self.replicas = {}, {}
 
     # commands from outside
 
     def next_command(self) -> Any:
-        return self._control_actor().next.remote()
+        return self._control.next.remote()
 
     def report(self, status: dict[str, Any]) -> None:
-        self._control_actor().report.remote(status)
-
-    def _control_actor(self) -> Any:
-        if self._control is None:
-            options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 100}
-            if self._control_name:
-                options |= {"name": self._control_name, "namespace": NAMESPACE}
-            self._control = _make_control(options)
-        return self._control
+        self._control.report.remote(status)
 
     # work
 
@@ -275,13 +262,11 @@ class RayBackend:
     def result(self, future: Any) -> Any:
         others = self._joint.pop(future, [])
         as_answer = self._as_answer.pop(future, lambda answer: answer)
-        ended, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
-        for ref in ended:  # another rank's error first: rank 0 may be waiting for that rank
-            _get(ref)
-        answer = _get(future)
-        for ref in others:
-            _get(ref)
-        return as_answer(answer)
+        return as_answer(_joint_answer(future, others) if others else _get(future))
+
+    def forget(self, future: Any) -> None:
+        self._joint.pop(future, None)
+        self._as_answer.pop(future, None)
 
     def fetch(self, handle: Any) -> Any:
         return _get(handle)
@@ -290,23 +275,47 @@ class RayBackend:
         return ray.put(data)
 
 
-def _make_control(options: dict[str, Any]) -> Any:
-    """Start the control actor; one of that name, of a driver that was killed just now, gets time to go away."""
-    deadline = time.monotonic() + NAME_TAKEN_S
-    while True:
-        try:
-            return ControlActor.options(**options).remote()
-        except ActorAlreadyExistsError as error:
-            if time.monotonic() > deadline:
-                raise ValueError(
-                    f"another driver on this cluster has the same run folder ({options['name']}); stop it first, or "
-                    "choose another run.dir"
-                ) from error
-            time.sleep(1.0)
-
-
 def _weights(tensors: Any, version: int, checksum: str, num_bytes: int) -> WeightsAnswer:
     return WeightsAnswer(tensors=tensors, version=version, checksum=checksum, num_bytes=num_bytes)
+
+
+def _joint_answer(first: Any, others: list[Any]) -> Any:
+    """Return rank 0's answer to a call of all ranks, once all have answered.
+
+    A rank that is gone makes the others' part of the call fail, too (gloo: "connection closed by peer"), and Ray may
+    learn of its end later than of their errors. So PartLost comes before any other error.
+    """
+    ended, _ = ray.wait(others, num_returns=len(others), timeout=0)
+    try:
+        for ref in ended:  # another rank's error first: rank 0 may be waiting for that rank
+            _get(ref)
+        answer = _get(first)
+        for ref in others:
+            _get(ref)
+    except PartLost:
+        raise
+    except Exception as error:  # supervision boundary: the reason may be another rank's end
+        lost = _loss_among([first, *others])
+        if lost is None:
+            raise
+        raise lost from error
+    return answer
+
+
+def _loss_among(refs: list[Any]) -> PartLost | None:
+    """Return which rank's end made a call of all ranks fail, if any does within RANK_LOSS_S or until all have ended."""
+    deadline, left = time.monotonic() + RANK_LOSS_S, refs
+    while left:
+        done, left = ray.wait(left, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            return None
+        try:
+            _get(done[0])
+        except PartLost as lost:
+            return lost
+        except Exception:  # supervision boundary: errors without a loss are the caller's to raise
+            continue
+    return None
 
 
 def _get(ref: Any) -> Any:

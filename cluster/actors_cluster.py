@@ -9,8 +9,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.actors_backend import NAMESPACE
-from cluster.backend import ScaleCommand
 from cluster.config import ConfigError, RunConfig
 from cluster.folder_probe import complaint, node_name, refusal
 from cluster.placement import missing, needs
@@ -78,26 +76,6 @@ def _seen(answer: Any) -> str | None:
         return f"no answer within {LOOK_TIMEOUT_S:g} s, as of a network file system that hangs"
     except RayError as error:
         return f"it could not be asked: {type(error).__name__}: {error}"
-
-
-def ask_run(name: str, command: ScaleCommand, address: str | None) -> dict[str, Any]:
-    """Pass a command to the control actor called `name`; return the run's status. ConfigError when there is none."""
-    address = address or os.environ.get("RAY_ADDRESS") or "auto"
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise ConfigError(
-                f"no Ray cluster found ({error}); run this on one of its nodes, or give --address"
-            ) from error
-    try:
-        control = ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError as error:
-        raise ConfigError(
-            f"no {name} is going on in the Ray cluster at {address}; is the folder the one it was started with?"
-        ) from error
-    status: Any = ray.get(control.command.remote(command), timeout=60)
-    return status
 
 
 def _nodes() -> list[dict[str, float]]:

@@ -178,6 +178,10 @@ class Backend(Protocol):
         """Return a done future's answer, or raise what went wrong."""
         ...
 
+    def forget(self, future: Future) -> None:
+        """Keep nothing for a future that nobody waits for any more."""
+        ...
+
     def fetch(self, handle: Handle) -> Any:
         """Return the data behind a handle; PartLost(is_data) when its node is gone."""
         ...

@@ -73,13 +73,19 @@ class FaultsConfig(Section):
     """A rollout worker that has not answered a call for so long is ended and replaced."""
     score_timeout_s: float = Field(default=300.0, gt=0)
     """The same for a reward server: its process, not the reward's own rewards.components.timeout_s."""
+    learner_timeout_s: float = Field(default=3600.0, gt=0)
+    """A learner that has not ended a step, a checkpoint or another call for so long is lost: the run goes back to the
+    last checkpoint. Longer than the longest step."""
+    start_timeout_s: float = Field(default=3600.0, gt=0)
+    """An actor that is not ready so long after it was asked for (no room on the cluster, a model that does not load)
+    is given up and asked for again."""
     straggler_factor: float = Field(default=4.0, gt=1)
     """A call that takes so many times the median is also given to a worker that idles; the first answer wins."""
     call_attempts: int = Field(default=3, ge=1)
     """A call that raises an error, or loses its worker, so often ends the run: it is the call's fault."""
     losses_in_a_row: int = Field(default=10, ge=1)
-    """So many lost workers (or servers of one reward) with no answer in between, or learners that were lost while they
-    started, end the run."""
+    """So many workers (or servers of one reward) in a row, each the other's replacement, that are lost before they have
+    done anything, while no other has, end the run; so do so many learners that are lost while they start."""
     rollbacks_in_a_row: int = Field(default=3, ge=1)
     """So many roll-backs to the same checkpoint end the run."""
     restart_delay_s: float = Field(default=1.0, ge=0)

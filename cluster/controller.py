@@ -110,6 +110,8 @@ class Controller:
         self.pool.on_pushed = self.clock.pushed
         self.held = False
         """While True nothing new is admitted: an evaluation has the workers."""
+        self.stopping = False
+        """Nothing new is admitted any more, whoever releases what was held."""
         self._groups: dict[int, OpenGroup] = {}
         self._parked: dict[int, list[Call]] = {}
         """Calls whose version is not out yet."""
@@ -128,13 +130,18 @@ class Controller:
 
     def finish_step(self) -> None:
         """Let the learner end the step that it is in, if any, and begin no other: the run is to stop."""
-        self.held = True
+        self.stopping = True
         self.events.until(lambda: not self.clock.learning and not self._num_saving)
 
     # admission
 
+    @property
+    def paused(self) -> bool:
+        """Whether nothing new may begin, here or at the learner."""
+        return self.held or self.stopping
+
     def release(self) -> None:
-        """Go on, after `held`."""
+        """Go on, after `held`, unless the run is to stop."""
         self.held = False
         self.clock.start()
         self._go_on()
@@ -145,7 +152,7 @@ class Controller:
         Which slices share a call, and so a network batch, follows from the config alone: a batch divides into whole
         calls, a dropped group keeps its place in them, and its replacement travels apart, in calls of its own.
         """
-        if self.held:
+        if self.paused:
             return
         slices: list[SliceRequest] = []
         while (admission := self.buffer.admit()) is not None:
@@ -200,9 +207,8 @@ class Controller:
                 name=f"sampling of group {part[0].group.group_id}",
                 weights=self.store.get(version) if self.store.has(version) else None,
                 start=lambda worker, part=part: self.backend.sample(worker, part),
-                on_answer=lambda answer: None,
+                on_answer=partial(self._on_sampled, part),
             )
-            call.on_answer = partial(self._on_sampled, call, part)
             if call.weights is None:
                 self._parked.setdefault(version, []).append(call)
             else:
@@ -210,7 +216,7 @@ class Controller:
 
     # sampled, scored, sealed
 
-    def _on_sampled(self, call: Call, slices: list[SliceRequest], answer: SampleAnswer) -> None:
+    def _on_sampled(self, slices: list[SliceRequest], call: Call, answer: SampleAnswer) -> None:
         if not call.num_lost_data:
             self._tally(slices[0]).stats += answer.stats
         for index, request in enumerate(slices):
@@ -297,7 +303,7 @@ class Controller:
     def _learn_if_ready(self) -> None:
         """Start on the next batch as soon as it is whole and the learner has published the one before."""
         if (
-            self.held
+            self.paused
             or self.clock.learning
             or not self.buffer.batch_ready()
             or self.store.latest < self.buffer.num_consumed
@@ -328,7 +334,7 @@ class Controller:
 
     def _go_on(self) -> None:
         """Give out the calls that waited for a version that is out now, admit, learn."""
-        if self.held:
+        if self.paused:
             return
         for version in [version for version in self._parked if self.store.has(version)]:
             calls = self._parked.pop(version)

@@ -4,8 +4,10 @@
        |                   |
        +------ lost -------+--> its jobs are handed back, a replacement starts (later and later, if it keeps failing)
 
-A member is lost when its process or node is gone, when it makes no progress on a job for too long, or when it keeps
-failing (quarantine). Members are never restarted in place: a new one has a new id, so late answers name nobody.
+A member is lost when its process or node is gone, when it is not ready or makes no progress on a job for too long, or
+when it keeps failing (quarantine). Members are never restarted in place: a new one has a new id, so late answers name
+nobody. Who is lost before it has done anything, as the one that it replaced was, and so on, makes a row of losses. Ten
+members that go at once, with their node, are ten rows of one.
 """
 
 import logging
@@ -23,7 +25,7 @@ TICK_S = 1.0
 
 
 class CrewLost(RuntimeError):
-    """Members were lost again and again, and nothing was answered in between."""
+    """A member was replaced again and again, and nobody has done anything."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +42,10 @@ class Member:
     """When it last answered, or was given a job while it had none."""
     num_errors: int = 0
     """Jobs in a row that raised."""
+    proved: bool = False
+    """It has done something that it was asked."""
+    num_lost_before: int = 0
+    """How long the row of losses is that it ends: those it replaces, who were lost before they were proved."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What it said of itself when it was ready: node, process, devices."""
 
@@ -70,7 +76,7 @@ class Crew(Generic[AMember]):
         self.members: dict[int, AMember] = {}
         self.target = 0
         self.num_lost, self.num_quarantined = 0, 0
-        self._next_id, self._in_a_row, self._delayed, self._ever_ready = 0, 0, 0, False
+        self._next_id, self._delayed, self._ever_ready = 0, 0, False
         self._ticking = False
 
     @property
@@ -91,14 +97,18 @@ class Crew(Generic[AMember]):
         for member in staying[: max(0, len(staying) - target)]:
             member.leaving = True
             self._let_go(member)
-        for _ in range(target - self.num_staying - self._delayed):
-            self._hire()
+        self._fill(num_lost_before=0)
         if not self._ticking:
             self._ticking = True
             self.events.after(TICK_S, self._tick, background=True)
 
-    def _hire(self) -> None:
+    def _fill(self, num_lost_before: int) -> None:
+        for _ in range(self.target - self.num_staying - self._delayed):
+            self._hire(num_lost_before)
+
+    def _hire(self, num_lost_before: int) -> None:
         member = self._make(self._next_id)
+        member.num_lost_before = num_lost_before
         self._next_id += 1
         self.members[member.id] = member
 
@@ -110,15 +120,15 @@ class Crew(Generic[AMember]):
         self.events.expect(
             self._start(member.id),
             lambda facts: self._on_ready(member, facts),
-            lambda lost: self.lose(member, lost.reason),
+            lambda lost: self.lose(member, f"while it started: {lost.reason}"),
             failed,
+            timeout_s=self.faults.start_timeout_s,
         )
 
     def _on_ready(self, member: AMember, facts: dict[str, Any] | None) -> None:
         if member.gone:
             return
-        member.ready, member.facts = True, facts or {}
-        self._in_a_row, self._ever_ready = 0, True
+        member.ready, member.facts, self._ever_ready = True, facts or {}, True
         self._let_go(member)
         self._on_change()
 
@@ -128,12 +138,12 @@ class Crew(Generic[AMember]):
             member.progress_s = self.events.now
         member.jobs.append(job)
 
-    def answered(self, member: AMember, job: Any) -> bool:
+    def answered(self, member: AMember, job: Any, *, well: bool = True) -> bool:
         """A member ended a job, well or not; False when it had been given up already."""
         if member.gone:
             return False
         member.jobs.remove(job)
-        member.progress_s, self._in_a_row = self.events.now, 0
+        member.progress_s, member.proved = self.events.now, member.proved or well
         self._let_go(member)
         return True
 
@@ -142,16 +152,17 @@ class Crew(Generic[AMember]):
         if member.gone:
             return
         self.num_lost += 1
-        self._in_a_row += 1
+        in_a_row = 1 if member.proved else member.num_lost_before + 1
         log.warning("%s %d is lost: %s", self.name, member.id, reason)
         self._remove(member)
-        if self._in_a_row >= self.faults.losses_in_a_row:
+        others_work = any(other.proved for other in self.members.values())
+        if in_a_row >= self.faults.losses_in_a_row and not others_work:
             raise CrewLost(
-                f"{self._in_a_row} of the {self.name}s were lost in a row, with no answer in between; the last one: "
+                f"{in_a_row} of the {self.name}s were lost in a row, each before it had done anything; the last one: "
                 f"{reason}"
             )
         self._on_lost(member.jobs)
-        self._replace()
+        self._replace(in_a_row)
         self._on_change()
 
     def quarantine(self, member: AMember, reason: str) -> None:
@@ -159,17 +170,17 @@ class Crew(Generic[AMember]):
         self.num_quarantined += 1
         self.lose(member, f"quarantined: {reason}")
 
-    def _replace(self) -> None:
-        if self._in_a_row <= 1:
-            self.resize(self.target)
+    def _replace(self, lost_in_a_row: int) -> None:
+        if lost_in_a_row <= 1:
+            self._fill(lost_in_a_row)
             return
         self._delayed += 1
 
         def hire() -> None:
             self._delayed -= 1
-            self.resize(self.target)
+            self._fill(lost_in_a_row)
 
-        self.events.after(self.faults.pause_s(self._in_a_row), hire)
+        self.events.after(self.faults.pause_s(lost_in_a_row), hire)
 
     def _let_go(self, member: AMember) -> None:
         if member.leaving and not member.jobs:

@@ -77,16 +77,17 @@ class EvaluationRun:
         lines: HeldOut,
         config: RunConfig,
         on_done: Callable[["EvaluationRun"], None] = lambda run: None,
+        on_failed: Callable[[str], None] | None = None,
         *,
         scored: bool = True,
     ):
-        """weights: what to draw with; None for workers without an adapter. scored: False only draws."""
-        self.fleet, self.lines, self.settings, self.on_done = (
-            fleet,
-            lines,
-            config.evaluation,
-            on_done,
-        )
+        """weights: what to draw with; None for workers without an adapter. scored: False only draws.
+
+        `on_failed` is told, once, why a scoring has failed for good; None ends the loop with RuntimeError instead.
+        """
+        self.fleet, self.lines, self.settings = fleet, lines, config.evaluation
+        self.on_done, self.on_failed = on_done, on_failed
+        self.failed = False
         self.names = config.reward_names if scored else []
         self.chunks = lines.chunks(self.settings.batch)
         self.drawn: dict[int, EvaluationImages] = {}
@@ -129,7 +130,9 @@ class EvaluationRun:
             chunk.noise_seed,
         )
 
-    def _on_drawn(self, index: int, drawn: EvaluationImages) -> None:
+    def _on_drawn(self, index: int, call: Call, drawn: EvaluationImages) -> None:
+        if self.failed:
+            return
         self.drawn[index] = drawn
         previews = _previews(self.chunks[index], drawn.images, self.settings.num_steps)
         handle = self.fleet.backend.store(previews) if self.names else None
@@ -145,11 +148,21 @@ class EvaluationRun:
             self.on_done(self)
 
     def _on_scored(self, name: str, index: int, answer: ScoreAnswer) -> None:
+        if self.failed:
+            return
         if isinstance(answer.outcome, RewardFailure):
-            raise RuntimeError(f"evaluation: reward {name!r} failed: {answer.outcome.message}")
+            self._fail(f"evaluation: reward {name!r} failed: {answer.outcome.message}")
+            return
         self._values[name, index] = answer.outcome
         if self.done:
             self.on_done(self)
+
+    def _fail(self, reason: str) -> None:
+        if self.on_failed is None:
+            raise RuntimeError(reason)
+        self.failed = True
+        self.drawn.clear()
+        self.on_failed(reason)
 
     def images(self) -> list[EvaluationImages]:
         """Return what was drawn, chunk by chunk in the order of the lines."""

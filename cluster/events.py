@@ -1,11 +1,13 @@
 """The event loop: futures and timers, and who is told. One thread; it blocks nowhere but in `turn`.
 
-A future ends in one of three ways: an answer, a PartLost (whoever was to answer is gone), or the error that the
-call raised. Whoever expects it says what each means; what nobody handles ends the loop.
+A future ends in one of three ways: an answer, a PartLost (whoever was to answer is gone, or has let its deadline
+pass), or the error that the call raised. Whoever expects it says what each means; what nobody handles ends the loop.
+Nobody handles the loss of what the learner was to answer: it ends a turn of the run, which goes back to a checkpoint.
 """
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,8 @@ class Expected:
     on_lost: Callable[[PartLost], None] | None
     on_error: Callable[[Exception], None] | None
     background: bool
+    since_s: float
+    timeout_s: float
 
 
 class RanDry(RuntimeError):
@@ -37,8 +41,9 @@ class StopRequested(Exception):
 class Events:
     """Futures and timers of one run."""
 
-    def __init__(self, backend: Backend):
-        self.backend = backend
+    def __init__(self, backend: Backend, learner_timeout_s: float = math.inf):
+        """`learner_timeout_s` is the deadline of every future whose loss nobody handles."""
+        self.backend, self._learner_timeout_s = backend, learner_timeout_s
         self.busy_s = 0.0
         """Seconds spent in handlers, on the process's own clock; the rest of a run is waiting."""
         self.stop_requested = False
@@ -46,6 +51,7 @@ class Events:
         self._pending: dict[Future, Expected] = {}
         self._timers: list[tuple[float, int, Callable[[], None], bool]] = []
         self._count = itertools.count()
+        self._next_look_s = 0.0
 
     @property
     def now(self) -> float:
@@ -60,9 +66,17 @@ class Events:
         on_error: Callable[[Exception], None] | None = None,
         *,
         background: bool = False,
+        timeout_s: float = math.inf,
     ) -> None:
-        """Say what happens when `future` ends. A background one alone does not keep the loop from running dry."""
-        self._pending[future] = Expected(on_answer, on_lost, on_error, background)
+        """Say what happens when `future` ends, and how long it may take; it is lost when it takes longer.
+
+        A background one alone does not keep the loop from running dry.
+        """
+        if on_lost is None and not background:
+            timeout_s = min(timeout_s, self._learner_timeout_s)
+        self._pending[future] = Expected(
+            on_answer, on_lost, on_error, background, self.now, timeout_s
+        )
 
     def answer(self, future: Future) -> Any:
         """Turn until `future` is answered, and return the answer; what else goes on goes on meanwhile."""
@@ -73,11 +87,10 @@ class Events:
 
     def forget_unsupervised(self) -> None:
         """Forget every future whose loss nobody handles, the learner's: the run goes back to a checkpoint."""
-        self._pending = {
-            future: entry
-            for future, entry in self._pending.items()
-            if entry.on_lost is not None or entry.background
-        }
+        for future, entry in list(self._pending.items()):
+            if entry.on_lost is None and not entry.background:
+                del self._pending[future]
+                self.backend.forget(future)
 
     def after(
         self, seconds: float, action: Callable[[], None], *, background: bool = False
@@ -108,7 +121,26 @@ class Events:
             self._end(future)
         while self._timers and self._timers[0][0] <= self.now:
             heapq.heappop(self._timers)[2]()
+        if self.now >= self._next_look_s:
+            self._next_look_s = self.now + LONGEST_WAIT_S
+            self._end_overdue()
         self.busy_s += self.backend.busy_clock() - began
+
+    def _end_overdue(self) -> None:
+        overdue = [
+            future
+            for future, entry in self._pending.items()
+            if self.now - entry.since_s > entry.timeout_s
+        ]
+        for future in overdue:
+            entry = self._pending.pop(future, None)
+            if entry is None:  # another one's handler has forgotten it
+                continue
+            self.backend.forget(future)
+            lost = PartLost(f"no answer for {entry.timeout_s:g} s")
+            if entry.on_lost is None:
+                raise lost
+            entry.on_lost(lost)
 
     def _end(self, future: Future) -> None:
         expected = self._pending.pop(future)

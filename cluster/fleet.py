@@ -54,7 +54,7 @@ class Fleet:
 
 def make_fleet(config: RunConfig, backend: Backend) -> Fleet:
     """Return a fleet without members."""
-    events = Events(backend)
+    events = Events(backend, config.faults.learner_timeout_s)
     return Fleet(
         events=events,
         backend=backend,

@@ -1,9 +1,11 @@
 """A run's looks at its held-out prompts, before, in between and after: what each leaves behind, which was best.
 
 `evaluation/looks.json` knows which looks have begun, and what each one cost that has ended, whatever becomes of the
-process. A look that the process did not outlive is taken again, with the weights of its iteration's checkpoint.
+process. A look that the process did not outlive is taken again, with the weights of its iteration's checkpoint. One in
+between whose scoring fails for good is noted as failed, and the run goes on: it is an observation, not a part of it.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from cluster.evaluation_table import Columns, write_jsonl
 from cluster.fleet import Fleet
 from cluster.pictures import write_evaluation_pictures
 from cluster.run_folder import BEST, LOOKS, evaluation_lines, read_optional, write_json
+
+log = logging.getLogger(__name__)
 
 
 def _nothing() -> None:
@@ -40,7 +44,7 @@ class Looks:
         self.columns = Columns(graded=settings.graded, strict=settings.strict)
         self._open: dict[str, EvaluationRun] = {}
         self._book: dict[str, dict[str, Any]] = {}
-        """Name -> its kind of weights; and its counts, once it has ended."""
+        """Name -> its kind of weights; and its counts, or why it failed, once it has ended."""
 
     @property
     def done(self) -> bool:
@@ -78,11 +82,11 @@ class Looks:
         self._write_book()
 
     def unfinished(self) -> list[tuple[int, str, str]]:
-        """Return (iteration, name, kind of weights) of looks in between that began and have not ended."""
+        """Return (iteration, name, kind of weights) of looks in between that began and have not ended in any way."""
         return [
             (_iteration(name), name, entry["kind"])
             for name, entry in self._book.items()
-            if BETWEEN in name and "counts" not in entry
+            if BETWEEN in name and not entry.keys() & {"counts", "failed"}
         ]
 
     def begin(self, name: str, kind: str) -> None:
@@ -96,10 +100,18 @@ class Looks:
         self._write_book()
 
     def start(self, name: str, weights: WeightsAnswer) -> None:
-        """Take a look that has begun; its lines and pictures are kept under `name`."""
+        """Take a look that has begun; its lines and pictures are kept under `name`.
+
+        One before or after whose scoring keeps failing ends the loop with RuntimeError.
+        """
         assert name in self._book
         look = EvaluationRun(
-            self.fleet, weights, self.lines, self.config, partial(self._on_done, name)
+            self.fleet,
+            weights,
+            self.lines,
+            self.config,
+            partial(self._on_done, name),
+            partial(self._on_failed, name) if BETWEEN in name else None,
         )
         self._open[name] = look
         look.start()
@@ -118,6 +130,13 @@ class Looks:
             values = [record["rewards"][self.columns.graded] for record in seen.records]
             self._note_best(_iteration(name), sum(values) / len(values))
         self._book[name]["counts"] = seen.counts
+        self._write_book()
+        del self._open[name]
+        self.on_end()
+
+    def _on_failed(self, name: str, reason: str) -> None:
+        log.warning("evaluation %s failed, the run goes on without it: %s", name, reason)
+        self._book[name]["failed"] = reason
         self._write_book()
         del self._open[name]
         self.on_end()

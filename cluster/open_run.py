@@ -57,14 +57,19 @@ NOT_THE_NUMBERS: dict[str, Any] = {
 """Settings that may change when a run is continued. Files count by content, not by path."""
 
 
-def open_folder(config: RunConfig) -> tuple[RunPlace, bool]:
-    """Choose and prepare the run folder; True when it already holds this run, to be continued.
-
-    Raises ConfigError when the folder can't be written, or holds a run that may not or can't be continued.
-    """
+def chosen_folder(config: RunConfig) -> Place:
+    """Return the run folder, which is there and can be written. ConfigError when it can't."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     where = place_at(config.run.dir or f"runs/{config.run.name}/{stamp}")
     _check_writable(where)
+    return where
+
+
+def open_folder(where: Place, config: RunConfig) -> tuple[RunPlace, bool]:
+    """Prepare the run folder, which no other driver has; True when it already holds this run, to be continued.
+
+    Raises ConfigError when it holds a run that may not or can't be continued.
+    """
     if not (where / CONFIG).exists():
         return RunPlace.at(where), False
     if config.run.resume == "never":

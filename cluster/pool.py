@@ -59,7 +59,8 @@ class Call:
     """What the worker must hold; None: whatever it holds."""
     start: Callable[[int], Future]
     """Worker id -> future."""
-    on_answer: Callable[[Any], None]
+    on_answer: Callable[["Call", Any], None]
+    """Told this call, too: a call that held itself would keep its answer alive until a full collection."""
     kind: str = "sample"
     """Calls of a kind take about as long."""
     done: bool = False
@@ -182,7 +183,7 @@ class RolloutPool:
         if not call.done:
             call.done, call.answer = True, answer
             self._running.pop(call, None)
-            call.on_answer(answer)
+            call.on_answer(call, answer)
         self.dispatch()
 
     # weights
@@ -214,11 +215,11 @@ class RolloutPool:
             self.dispatch()
 
         future = self.backend.load_weights(worker.id, weights.version, weights.tensors)
-        self.events.expect(future, check, lost, failed)
+        self.events.expect(future, check, lost, failed, timeout_s=self.faults.call_timeout_s)
 
     def _compare(self, worker: Worker, report: WeightReport, wanted: WeightsAnswer) -> None:
         if (report.version, report.checksum) == (wanted.version, wanted.checksum):
-            worker.holds, worker.mismatches = wanted, 0
+            worker.holds, worker.mismatches, worker.proved = wanted, 0, True
         else:
             self._mismatch(worker, wanted, str(report))
 
@@ -249,7 +250,7 @@ class RolloutPool:
             self.crew.lose(worker, lost.reason)
 
     def _on_error(self, worker: Worker, call: Call, error: Exception) -> None:
-        if not self.crew.answered(worker, call):
+        if not self.crew.answered(worker, call, well=False):
             return
         worker.num_errors += 1
         call.workers.remove(worker)

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster.actors_cluster import ask_run
+from cluster.actors_control import ask_run
 from cluster.backend import ScaleCommand
 from cluster.config import ConfigError, RunConfig, load
 from cluster.open_run import control_name

@@ -8,10 +8,12 @@ from types import FrameType
 from typing import Any
 
 from cluster.actors_cluster import check_nodes, connect
+from cluster.actors_control import claimed
 from cluster.config import ConfigError, RunConfig, load, user_mistakes
 from cluster.events import Events, StopRequested
+from cluster.folder_lock import locked
 from cluster.folder_probe import token_in
-from cluster.open_run import open_folder
+from cluster.open_run import chosen_folder, control_name, open_folder
 from cluster.remote_folder import fetched
 from cluster.remote_path import Place, place_at
 from cluster.run_folder import CONFIG
@@ -31,24 +33,36 @@ class Stopped(Exception):
 def train(config: RunConfig, address: str | None = None) -> tuple[Place, dict[str, Any]]:
     """Train as the config says, or continue what its folder holds; return the folder and the summary.
 
+    Nothing in the folder is touched before this driver alone has it: neither on this machine (`locked`) nor on the
+    Ray cluster (`claimed`) may another one be at work there.
+
     Raises ConfigError for what the user can mend, Stopped after SIGTERM or Ctrl-C; anything else is a failure of the
     run.
     """
     with user_mistakes():
-        place, continued = open_folder(config)
+        where = chosen_folder(config)
+    with locked(where):
+        with user_mistakes():
+            connect(config, address)
+        with claimed(control_name(where)) as control:
+            return where, _train(config, where, control)
+
+
+def _train(config: RunConfig, where: Place, control: Any) -> dict[str, Any]:
+    with user_mistakes():
+        place, continued = open_folder(where, config)
     try:
         with user_mistakes():
             run = TrainingRun(config, place, continued)
-            connect(run.config, address)
-        with token_in(place.where) as run.token:
+        with token_in(where) as token:
             with user_mistakes():
-                check_nodes(run.config, str(place.where), run.token)
-            return place.where, _run(run)
+                check_nodes(run.config, str(where), token)
+            return _run(run, control, token)
     finally:
         place.close()
 
 
-def _run(run: TrainingRun) -> dict[str, Any]:
+def _run(run: TrainingRun, control: Any, token: str) -> dict[str, Any]:
     """Drive the run to its end, or to a stop in good order; return the summary."""
     where = run.place.where
     with run.progress:
@@ -56,7 +70,7 @@ def _run(run: TrainingRun) -> dict[str, Any]:
         if not run.continued:
             run.begin()
         try:
-            run.open()
+            run.open(control=control, token=token)
             with stopped_by_signals(run.fleet.events) as received:
                 try:
                     with user_mistakes():

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cluster.actors_backend import RayBackend
-from cluster.backend import PartLost, ScaleCommand, WeightsAnswer
+from cluster.backend import Backend, PartLost, ScaleCommand, WeightsAnswer
 from cluster.config import ConfigError, RunConfig, resolve_paths
 from cluster.controller import Controller, StartPoint
 from cluster.costs import step_plan
@@ -16,9 +16,10 @@ from cluster.curves import curves_png
 from cluster.evaluation import held_out
 from cluster.fleet import make_fleet, start_fleet
 from cluster.iteration import IterationRecord
+from cluster.learner_start import RunGivenUp, start_learner
 from cluster.looks import AFTER, BEFORE, Looks
 from cluster.metrics_row import metrics_row
-from cluster.open_run import control_name, write_start
+from cluster.open_run import write_start
 from cluster.pictures import write_trajectory_picture
 from cluster.progress import Progress
 from cluster.remote_folder import RunPlace
@@ -46,18 +47,12 @@ from rollout.trajectory import write_ipc
 log = logging.getLogger(__name__)
 
 
-class RunGivenUp(RuntimeError):
-    """The learner was lost again and again at the same place."""
-
-
 class TrainingRun:
     """One training run in its folder; `cluster.train` drives it."""
 
     def __init__(self, config: RunConfig, place: RunPlace, continued: bool):
         self.place, self.folder, self.continued = place, place.folder, continued
         self.config = resolve_paths(config, str(place.where))
-        self.token = ""
-        """What every learner rank must find in the run folder; empty: nothing is looked for."""
         self.checkpoints = RunCheckpoints(
             place.where, place.folder, self.config.run.keep_checkpoints
         )
@@ -101,14 +96,17 @@ class TrainingRun:
         write_start(self.folder, self.config)
         self.place.push()
 
-    def open(self, backend: Any = None) -> None:
-        """Make the parts' handles; nothing starts yet. `backend`: other machines than Ray's."""
+    def open(self, backend: Backend | None = None, *, control: Any = None, token: str = "") -> None:
+        """Make the parts' handles; nothing starts yet. `backend`: other machines than Ray's.
+
+        `control` is the run's control actor; `token` is what every learner rank must find in the run folder.
+        """
         self.backend = backend or RayBackend(
             self.config,
             self._scored_states,
             str(self.place.where),
-            control_name=control_name(self.place.where),
-            folder_token=self.token,
+            control=control,
+            folder_token=token,
         )
         self.fleet = make_fleet(self.config, self.backend)
         self.looks = Looks(self.config, self.folder, self.held_out, self.fleet)
@@ -134,29 +132,8 @@ class TrainingRun:
             self.begin()
 
     def _start_learner(self) -> list[Any]:
-        """Start the learner; the list has its facts as soon as it is there.
-
-        One that is lost while it starts is started again, after a pause: Ray may take a dead node for a live one for a
-        while, and place it there. RunGivenUp after losses_in_a_row.
-        """
-        started: list[Any] = []
-        num_lost = 0
-
-        def begin() -> None:
-            self.fleet.events.expect(self.backend.start_learner(), started.append, again)
-
-        def again(lost: PartLost) -> None:
-            nonlocal num_lost
-            num_lost += 1
-            log.warning("the learner is lost while it starts: %s", lost.reason)
-            if num_lost == self.config.faults.losses_in_a_row:
-                raise RunGivenUp(
-                    f"the learner was lost {num_lost} times while it started; the last time: {lost}"
-                ) from lost
-            self.fleet.events.after(self.config.faults.pause_s(num_lost), begin)
-
-        begin()
-        return started
+        events, note = self.fleet.events, self.progress.note
+        return start_learner(events, self.backend, self.config.faults, note)
 
     def _load(self) -> None:
         """Go on from the last whole checkpoint; before the first was written, forget what was begun.
@@ -344,6 +321,10 @@ class TrainingRun:
             return False
         controller, began = self.controller, time.monotonic()
         assert controller is not None
+        if controller.stopping:
+            for name, kind in kinds.items():
+                self.looks.begin(name, kind)  # taken when the run goes on
+            return True
         controller.held = not self.config.run.max_policy_lag
         waiting = set(kinds)
 

@@ -134,6 +134,7 @@ class FakeBackend:
         self.kill(("replica", replica))
 
     def start_learner(self) -> int:
+        self.kill(LEARNER)  # whatever it is doing
         self.version, self.learner_is_dead = 0, False
         return self._later(LEARNER, "start", lambda: None)
 
@@ -293,6 +294,10 @@ class FakeBackend:
         if not self.lives(part):
             raise PartLost("killed")
         return answer()
+
+    def forget(self, future):
+        self._answers.pop(future, None)
+        self._done.discard(future)
 
     def fetch(self, handle):
         if id(handle) in self.lost_data:

@@ -1,13 +1,22 @@
 """The controller against a validating in-process backend: answers in any order, parts that die at any moment."""
 
+import gc
+import weakref
+
 import pytest
 
+from cluster.backend import WeightsAnswer
 from cluster.buffer import REPLACEMENT_STRIDE
 from cluster.controller import StartPoint
 from cluster.events import RanDry
 from cluster.gates import GateError
 from cluster.pool import WeightsNeverArrived
+from tests.fake_backend import LEARNER
 from tests.unit.cluster.fleets import controller_of
+
+
+class Weights(dict):
+    """Tensors that can be watched."""
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -110,3 +119,37 @@ def test_a_checkpoint_in_flight_is_awaited(tmp_path):
     controller, backend, _ = controller_of(tmp_path, on_iteration=on_iteration)
     controller.run()
     assert sorted(backend.checkpoints) == [f"step {n}" for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_versions_that_nobody_needs_are_freed_at_once(tmp_path, lag):
+    """No cycle of ours keeps a version's tensors, or a call's previews, until a full garbage collection."""
+    made: list[weakref.ref[Weights]] = []
+
+    def living(record):
+        alive.append(sum(ref() is not None for ref in made))
+
+    alive: list[int] = []
+    controller, backend, _ = controller_of(
+        tmp_path, f"run.max_policy_lag={lag}", "run.num_iterations=8", on_iteration=living
+    )
+
+    def weights(kind):
+        def answer() -> WeightsAnswer:
+            tensors = Weights()
+            made.append(weakref.ref(tensors))
+            checksum = f"sum {backend.version}"
+            return WeightsAnswer(
+                tensors=tensors, version=backend.version, checksum=checksum, num_bytes=4
+            )
+
+        return backend._later(LEARNER, "weights", answer)
+
+    backend.weights = weights
+    gc.collect()
+    gc.disable()
+    try:
+        controller.run()
+    finally:
+        gc.enable()
+    assert max(alive) <= lag + 2, "the last k + 1, and the one that workers are about to give up"

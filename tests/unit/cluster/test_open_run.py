@@ -6,7 +6,13 @@ import uuid
 import pytest
 
 from cluster.config import ConfigError, load
-from cluster.open_run import control_name, open_folder, settings_that_count, write_start
+from cluster.open_run import (
+    chosen_folder,
+    control_name,
+    open_folder,
+    settings_that_count,
+    write_start,
+)
 from cluster.remote_path import RemotePath
 from cluster.run_folder import CONFIG, ENVIRONMENT
 
@@ -33,9 +39,13 @@ def place(tmp_path):
     return tmp_path, config
 
 
+def opened(config):
+    return open_folder(chosen_folder(config), config)
+
+
 def begun(place):
     folder, config = place
-    run_place, continued = open_folder(config())
+    run_place, continued = opened(config())
     assert not continued
     write_start(run_place.folder, config())
     return folder, config
@@ -43,7 +53,7 @@ def begun(place):
 
 def test_a_fresh_folder_is_made_and_one_that_holds_the_run_is_continued(place):
     folder, config = begun(place)
-    found, continued = open_folder(config())
+    found, continued = opened(config())
     assert continued
     assert found.where == found.folder == folder / "run"
     assert control_name(found.where) == f"run {folder}/run"
@@ -54,7 +64,7 @@ def test_without_a_folder_the_run_gets_one_by_name_and_time(place, tmp_path, mon
     config = place[1]()
     monkeypatch.chdir(tmp_path)
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": None})})
-    found, continued = open_folder(config)
+    found, continued = opened(config)
     assert not continued
     assert found.folder.parent == tmp_path / "runs" / "quickstart"
 
@@ -73,7 +83,7 @@ def test_without_a_folder_the_run_gets_one_by_name_and_time(place, tmp_path, mon
 )
 def test_what_does_not_decide_the_numbers_may_change(place, override):
     _, config = begun(place)
-    assert open_folder(config(override))[1]
+    assert opened(config(override))[1]
 
 
 @pytest.mark.parametrize(
@@ -88,21 +98,21 @@ def test_what_does_not_decide_the_numbers_may_change(place, override):
 def test_what_decides_the_numbers_may_not_and_is_named(place, override, message):
     _, config = begun(place)
     with pytest.raises(ConfigError, match="other settings") as caught:
-        open_folder(config(override))
+        opened(config(override))
     assert message in str(caught.value)
 
 
 def test_files_count_by_content_not_by_path(place):
     folder, config = begun(place)
     (folder / "elsewhere.jsonl").write_text('{"prompt": "a"}\n')
-    assert open_folder(config(f'prompts.path="{folder}/elsewhere.jsonl"'))[1]
+    assert opened(config(f'prompts.path="{folder}/elsewhere.jsonl"'))[1]
     (folder / "prompts.jsonl").write_text('{"prompt": "b"}\n')
     with pytest.raises(ConfigError, match=r"prompts\.content: the run has"):
-        open_folder(config())
+        opened(config())
     (folder / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     (folder / "model" / "weights").write_text("01234")
     with pytest.raises(ConfigError, match=r"model\.content: the run has"):
-        open_folder(config())
+        opened(config())
 
 
 def test_a_folder_with_a_stray_config_is_not_taken_for_a_run(place):
@@ -110,7 +120,7 @@ def test_a_folder_with_a_stray_config_is_not_taken_for_a_run(place):
     (folder / "run").mkdir()
     (folder / "run" / CONFIG).write_text("")
     with pytest.raises(ConfigError, match=f"no {ENVIRONMENT}: not a run of ours"):
-        open_folder(config())
+        opened(config())
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,7 @@ def test_a_folder_with_a_stray_config_is_not_taken_for_a_run(place):
 )
 def test_a_url_that_cannot_be_opened_is_refused(place, url, message):
     with pytest.raises(ConfigError, match=message):
-        open_folder(place[1](f'run.dir="{url}"'))
+        opened(place[1](f'run.dir="{url}"'))
 
 
 def test_a_url_that_cannot_be_written_is_refused(place, monkeypatch):
@@ -138,19 +148,19 @@ def test_a_url_that_cannot_be_written_is_refused(place, monkeypatch):
 
     monkeypatch.setattr(RemotePath, "write_text", refused)
     with pytest.raises(ConfigError, match="can't be written: unable to locate credentials"):
-        open_folder(place[1]('run.dir="memory://bucket/run"'))
+        opened(place[1]('run.dir="memory://bucket/run"'))
 
 
 def test_a_run_at_a_url_is_continued_from_there_by_any_machine(place):
     _, config = place
     url = f"memory://{uuid.uuid4().hex}/runs/mine"
     wanted = config(f'run.dir="{url}/"')
-    first, continued = open_folder(wanted)
+    first, continued = opened(wanted)
     assert not continued
     write_start(first.folder, wanted)
     (first.folder / "metrics.jsonl").write_text("{}\n")
     first.close()
-    second, continued = open_folder(wanted)
+    second, continued = opened(wanted)
     assert continued
     assert str(second.where) == url
     assert second.folder not in (first.folder, second.where)
@@ -160,9 +170,9 @@ def test_a_run_at_a_url_is_continued_from_there_by_any_machine(place):
     second.close()
     assert not second.folder.exists()
     with pytest.raises(ConfigError, match=r"learner\.lr: the run has"):
-        open_folder(config(f'run.dir="{url}"', "learner.lr=1e-5"))
+        opened(config(f'run.dir="{url}"', "learner.lr=1e-5"))
     with pytest.raises(ConfigError, match=f"already holds a run; continue it with .*{url}"):
-        open_folder(config(f'run.dir="{url}"', "run.resume=never"))
+        opened(config(f'run.dir="{url}"', "run.resume=never"))
 
 
 def test_the_settings_are_plain_json(place):

@@ -28,7 +28,7 @@ def pool_that_answers(tmp_path, answers, num_workers=2):
         return backend._later(("worker", worker), "sample", lambda: None)
 
     backend.load_weights = load
-    calls = [Call(name="a call", weights=WANTED, start=start, on_answer=lambda _: None)]
+    calls = [Call(name="a call", weights=WANTED, start=start, on_answer=lambda call, _: None)]
     return controller.pool, calls, used
 
 
@@ -45,7 +45,9 @@ def test_one_mismatch_is_forgiven_and_a_second_one_quarantines(tmp_path, bad, nu
     pool, calls, _ = pool_that_answers(tmp_path, [bad] * num_bad)
     pool.submit(calls)
     pool.events.until(lambda: calls[0].done)
-    pool.submit([Call(name="b", weights=WANTED, start=calls[0].start, on_answer=lambda _: None)])
+    pool.submit(
+        [Call(name="b", weights=WANTED, start=calls[0].start, on_answer=lambda call, _: None)]
+    )
     pool.events.until(lambda: not pool.num_calls and all(w.holds for w in pool.crew.ready))
     assert pool.crew.num_quarantined == (num_bad == 2)
     assert (0 in pool.crew.members) == (num_bad == 1)

@@ -15,7 +15,8 @@ import pytest
 
 from cluster.backend import PartLost, ScoreAnswer, WeightsAnswer
 from cluster.config import ConfigError, load, user_mistakes
-from cluster.open_run import open_folder
+from cluster.events import StopRequested
+from cluster.open_run import chosen_folder, open_folder
 from cluster.remote_folder import fetched, written
 from cluster.remote_path import place_at
 from cluster.run_folder import read_metrics
@@ -24,7 +25,7 @@ from cluster.training_run import RunGivenUp, TrainingRun
 from learner.checkpoint import CheckpointError, latest, names
 from learner.checkpoint import load as load_checkpoint
 from learner.checkpoint import save as save_checkpoint
-from rewards.base import RewardValues
+from rewards.base import FailureKind, RewardFailure, RewardValues
 from rollout.families.trainable import checksum
 from rollout.records import EvaluationImages, WeightReport
 from rollout.stats import RolloutStats
@@ -160,7 +161,7 @@ def config(tmp_path):
 
 def opened(config):
     """A run as `cluster.train` makes it, on a StoringBackend."""
-    place, continued = open_folder(config)
+    place, continued = open_folder(chosen_folder(config), config)
     run = TrainingRun(config, place, continued)
     if not continued:
         run.begin()
@@ -368,6 +369,77 @@ def test_a_look_that_is_taken_again_does_not_wake_the_controller_before_the_roll
     assert [group for batch in backend.trained for group, _ in batch] == list(range(6 * 4))
     assert [row["incarnation"] for row in read_metrics(run.folder)] == [0, 0, 1, 1, 1, 1]
     assert summary["evaluation_counts"]["images"] == (2 + 2 * 2) * 3
+
+
+def test_a_look_that_ends_while_the_run_stops_does_not_start_it_again(config):
+    """Without a lag the controller waits for the look; SIGTERM comes meanwhile, and a checkpoint takes longer."""
+    run, backend = started(config(*LOOK))
+    quick = backend.seconds
+    slow = {"evaluate": 30.0, "save": 200.0}
+    run._evaluate("before", "raw")
+    backend.seconds = lambda kind: slow.get(kind) or quick(kind)
+    begin = run.looks.begin
+
+    def stopped(name, kind):
+        begin(name, kind)
+        run.fleet.events.stop_requested = True
+
+    run.looks.begin = stopped
+    with pytest.raises(StopRequested):
+        run.go()
+    run.stop()
+    assert len(backend.trained) == 2
+    assert run.looks.done, "it ended while the checkpoint was written"
+    assert run.consumed == 2
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_look_that_is_due_while_the_run_stops_is_taken_when_it_goes_on(config, tmp_path, lag):
+    wanted = config(*LOOK, f"run.max_policy_lag={lag}")
+    run, backend = started(wanted)
+    learn = backend.learn
+
+    def stopped(groups):
+        run.fleet.events.stop_requested = backend.version == 1
+        return learn(groups)
+
+    backend.learn = stopped
+    with pytest.raises(StopRequested):
+        run.go()
+    run.stop()
+    assert len(backend.trained) == 2
+    assert looks_of(tmp_path / "run") == []
+    again, its_backend = opened(wanted)
+    its_backend.older = backend.older
+    again.start()
+    assert again.consumed == 2
+    again.go()
+    assert looks_of(tmp_path / "run") == WANTED
+
+
+def test_a_look_whose_scoring_fails_for_good_is_noted_and_the_run_goes_on(config, tmp_path):
+    run, backend = started(config(*LOOK))
+    score = backend.score
+
+    def failing(reward, replica, previews, request):
+        future = score(reward, replica, previews, request)
+        if request is None and backend.version == 2:
+            failure = RewardFailure(
+                kind=FailureKind.EXCEPTION, reward=reward, message="boom", num_images=3
+            )
+            backend._answers[future] = (
+                ("replica", replica),
+                lambda: ScoreAnswer.failed(failure),
+            )
+        return future
+
+    backend.score = failing
+    assert run.go()["status"] == "finished"
+    assert len(backend.trained) == 6
+    assert looks_of(tmp_path / "run") == [name for name in WANTED if "000004" in name]
+    book = json.loads((tmp_path / "run" / "evaluation" / "looks.json").read_text())["looks"]
+    assert "boom" in book["iteration_000002"]["failed"]
+    assert run.looks.unfinished() == [], "a run that goes on does not try again"
 
 
 def test_a_look_whose_checkpoint_is_gone_is_left_out_and_said(config, tmp_path, capsys):
